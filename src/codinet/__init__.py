@@ -1,0 +1,20 @@
+"""codinet: image classifiers that decide, per image, which residual blocks to run."""
+
+from codinet.cost import CostTable, block_costs
+from codinet.errors import UserError
+from codinet.model import CoDiNet, ModelConfig, create_model, list_models
+from codinet.records import PathTable, RoutedOutput
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CoDiNet",
+    "CostTable",
+    "ModelConfig",
+    "PathTable",
+    "RoutedOutput",
+    "UserError",
+    "block_costs",
+    "create_model",
+    "list_models",
+]

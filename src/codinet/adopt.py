@@ -1,0 +1,131 @@
+"""Routing for a ResNet that already exists: torchvision's, timm's, or any built like theirs.
+
+`make_dynamic` goes by the names of a module's parts and imports neither library. The network it returns is
+made of the module's own parts, so weights are shared, and adds nothing but routers.
+"""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import nn
+
+from codinet.backbones import Block
+from codinet.errors import UserError, unknown
+from codinet.model import RoutedNetwork
+from codinet.routers import ROUTERS
+
+STEM = ("conv1", "bn1", "relu|act1", "maxpool")  # in this order; "|" stands between two names of a part
+HEAD = ("avgpool|global_pool", "fc")
+
+
+def make_dynamic(module: nn.Module, *, router: str = "fc") -> RoutedNetwork:
+    """A routed network over `module`'s own stem, blocks and head."""
+    if router not in ROUTERS:
+        raise unknown("router", router, ROUTERS)
+    return AdoptedResNet(module, router)
+
+
+class AdoptedBlock(Block):
+    """A foreign residual block, run by its own forward, so that whatever it has inside (SE, drop-path) stays.
+
+    That forward projects its input itself: where a block has a `downsample`, mixing computes it twice.
+    """
+
+    def __init__(self, name: str, block: nn.Module) -> None:
+        super().__init__()
+        self.name, self.block = name, block
+        self.in_channels = _first_convolution(name, block).in_channels
+
+    def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        downsample = getattr(self.block, "downsample", None)
+        return x_BCHW if downsample is None else downsample(x_BCHW)
+
+    def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.block(x_BCHW)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.block(x_BCHW)
+
+
+class AdoptedResNet(RoutedNetwork):
+    """The parts of a foreign ResNet under their own names, and routers."""
+
+    paper_unit = 1
+
+    def __init__(self, module: nn.Module, router: str) -> None:
+        super().__init__()
+        self._stem, stages, (self._pool, self._fc) = _find_parts(module)
+        for name in (*self._stem, *stages, self._pool, self._fc):
+            self.add_module(name, module.get_submodule(name))
+        self.dropout = nn.Dropout(getattr(module, "drop_rate", None) or 0.0)  # timm's, before the classifier
+        # Wrappers in a tuple are no submodules, so the blocks keep their names under layer1 … layerS.
+        self._blocks = tuple(
+            AdoptedBlock(f"{stage}.{position}", block)
+            for stage in stages
+            for position, block in enumerate(cast(nn.Sequential, module.get_submodule(stage)))
+        )
+        _check_shapes(self)
+        self.routers = ROUTERS[router]([block.in_channels for block in self._blocks])
+        weight = _first_convolution("conv1", module).weight
+        self.routers.to(weight.device, weight.dtype).train(module.training)
+        self.training = self.dropout.training = module.training  # the module's own parts keep their modes
+
+    def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        x_BCHW = images_BCHW
+        for name in self._stem:
+            x_BCHW = self.get_submodule(name)(x_BCHW)
+        return x_BCHW
+
+    @property
+    def blocks(self) -> Sequence[AdoptedBlock]:
+        return self._blocks
+
+    def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        pooled_BC = self.get_submodule(self._pool)(x_BCHW).flatten(1)
+        return self.get_submodule(self._fc)(self.dropout(pooled_BC))
+
+
+def _find_parts(module: nn.Module) -> tuple[list[str], list[str], list[str]]:
+    """The names of the stem's parts, of the stages and of the head's parts."""
+    parts = dict(module.named_children())
+    ends = [next((name for name in part.split("|") if name in parts), part) for part in STEM + HEAD]
+    stages = list(itertools.takewhile(parts.__contains__, (f"layer{s}" for s in itertools.count(1))))
+    flaws = [f"no {name}" for name in ends if name not in parts]
+    flaws += [f"no {name}" for name in stages or ["layer1"] if not isinstance(parts.get(name), nn.Sequential)]
+    unplaced = set(parts).difference(ends, stages)
+    flaws += [f"also {name}" for name in sorted(unplaced) if list(parts[name].parameters())]
+    if flaws:
+        raise UserError(
+            f"make_dynamic looks for a ResNet made of {', '.join(STEM)}, layer1 … layerS (nn.Sequentials of "
+            f"residual blocks), {', '.join(HEAD)}; this {type(module).__name__} has {', '.join(flaws)}."
+        )
+    return ends[: len(STEM)], stages, ends[len(STEM) :]
+
+
+def _first_convolution(name: str, module: nn.Module) -> nn.Conv2d:
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            return part
+    raise UserError(f"{name} has no convolution, so it is no part of a ResNet that make_dynamic can route.")
+
+
+@torch.no_grad()
+def _check_shapes(network: AdoptedResNet) -> None:
+    """Refuse a block whose shortcut cannot stand in for its output; only shapes are computed."""
+    shapes = copy.deepcopy(network).to("meta").eval()
+    first = _first_convolution("conv1", shapes)
+    x = shapes.stem(torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta"))
+    for block in shapes.blocks:
+        skipped = tuple(block.shortcut(x).shape)
+        try:
+            x = block(x)
+        except RuntimeError as error:
+            raise UserError(f"{block.name} cannot be routed, it fails on its own input: {error}") from error
+        if x.shape != skipped:
+            raise UserError(
+                f"{block.name} cannot be skipped: its output is {tuple(x.shape)}, its shortcut {skipped}; "
+                "a block that changes the shape needs a `downsample`."
+            )

@@ -1,0 +1,154 @@
+"""Residual networks without routing: blocks, their shortcuts, stems, heads.
+
+A block is F(x) = relu(residual(x) + shortcut(x)); skipping it leaves shortcut(x), which is x itself wherever
+the shape stays. Parameter names are torchvision's, so its state dicts load. Knows nothing of routers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+StrideOn = Literal["3x3", "1x1"]
+
+
+class Block(nn.Module):
+    """A residual block, in the two parts that routing needs."""
+
+    in_channels: int
+
+    def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def residual(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
+        """F(x), given the shortcut of x."""
+        return F.relu(self.residual(x_BCHW) + shortcut_BCHW)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.run(x_BCHW, self.shortcut(x_BCHW))
+
+
+class BasicBlock(Block):
+    """Two 3×3 convolutions; the shortcut has no parameters (option A of the ResNet paper)."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, width: int, stride: int, stride_on: StrideOn) -> None:
+        super().__init__()
+        self.in_channels, self.grown, self.stride = in_channels, width - in_channels, stride
+        self.conv1 = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+
+    def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        if self.stride == 1 and self.grown == 0:
+            return x_BCHW
+        before = self.grown // 2
+        x_BCHW = x_BCHW[:, :, :: self.stride, :: self.stride]
+        return F.pad(x_BCHW, (0, 0, 0, 0, before, self.grown - before))
+
+    def residual(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x_BCHW)))))
+
+
+class Bottleneck(Block):
+    """1×1, 3×3, 1×1; the shortcut projects where the shape changes."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, width: int, stride: int, stride_on: StrideOn) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        first, second = (1, stride) if stride_on == "3x3" else (stride, 1)
+        out = width * self.expansion
+        self.conv1 = nn.Conv2d(in_channels, width, 1, first, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, second, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, out, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out)
+        self.downsample: nn.Sequential | None = None
+        if stride != 1 or in_channels != out:
+            self.downsample = nn.Sequential(nn.Conv2d(in_channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return x_BCHW if self.downsample is None else self.downsample(x_BCHW)
+
+    def residual(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        x_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)))
+        x_BCHW = F.relu(self.bn2(self.conv2(x_BCHW)))
+        return self.bn3(self.conv3(x_BCHW))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of a residual network."""
+
+    block: type[BasicBlock] | type[Bottleneck]
+    counts: tuple[int, ...]  # blocks of each stage
+    widths: tuple[int, ...]  # channels of each stage, before expansion
+    image_size: int  # the size it was published for; any other works too
+    paper_unit: int  # what the paper's "GMACCs" column counts per multiply-add for this family
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.counts)
+
+
+class ResNet(nn.Module):
+    """Stem, stages `layer1` … `layerS`, head."""
+
+    def __init__(self, shape: Architecture, *, num_classes: int, in_channels: int, stride_on: StrideOn) -> None:
+        super().__init__()
+        self.shape = shape
+        small = shape.image_size < 64
+        channels = shape.widths[0]
+        self.conv1 = (
+            nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
+            if small
+            else nn.Conv2d(in_channels, channels, 7, stride=2, padding=3, bias=False)
+        )
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.pool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+        for stage, (count, width) in enumerate(zip(shape.counts, shape.widths, strict=True)):
+            blocks = []
+            for position in range(count):
+                stride = 2 if stage > 0 and position == 0 else 1
+                blocks.append(shape.block(channels, width, stride, stride_on))
+                channels = width * shape.block.expansion
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.pool(F.relu(self.bn1(self.conv1(images_BCHW))))
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """Every block, in order."""
+        stages = [getattr(self, f"layer{stage + 1}") for stage in range(len(self.shape.counts))]
+        return [block for stage in stages for block in stage]
+
+    def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.fc(x_BCHW.mean(dim=(2, 3)))
+
+
+def _small(depth: int) -> Architecture:
+    count = (depth - 2) // 6
+    return Architecture(BasicBlock, (count,) * 3, (16, 32, 64), image_size=32, paper_unit=2)
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    **{f"resnet{depth}": _small(depth) for depth in (20, 32, 44, 56, 74, 110)},
+    "resnet50": Architecture(Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512), image_size=224, paper_unit=1),
+    "resnet101": Architecture(Bottleneck, (3, 4, 23, 3), (64, 128, 256, 512), image_size=224, paper_unit=1),
+}

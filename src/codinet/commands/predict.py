@@ -1,0 +1,64 @@
+"""`codinet predict`: class, confidence and path of image files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from codinet.commands.shared import print_json, print_table
+from codinet.environment import pick_device
+from codinet.errors import UserError
+from codinet.predict import Prediction, Predictor
+from codinet.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Args:
+    run: tyro.conf.Positional[Path]
+    """Run folder of `codinet train`."""
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Image files of any size and common format."""
+    device: str | None = None
+    """cpu, cuda, mps. Default: the best there is."""
+    json: bool = False
+    """Print one JSON document."""
+
+
+def run(args: Args) -> None:
+    """Answer for every file that is an image; refuse the others by name, and then end with an error."""
+    if not args.images:
+        raise UserError("There is nothing to predict; name one image file or more.")
+    predictor = Predictor(RunFolder.open(args.run), pick_device(args.device))
+    answered: list[tuple[Path, Prediction]] = []
+    refused: list[tuple[Path, str]] = []
+    for file in args.images:
+        try:
+            answered.append((file, predictor.predict(file)))
+        except UserError as error:
+            refused.append((file, str(error)))
+    if args.json:
+        print_json(
+            {
+                "predictions": [{"file": str(file), **answer.summary()} for file, answer in answered],
+                "refused": [{"file": str(file), "why": why} for file, why in refused],
+            }
+        )
+    elif answered:
+        print_table("", ["file", "class", "confidence", "blocks run", "share of cost", "path"], _rows(answered))
+    if refused:
+        number = f"{len(refused)} of {len(args.images)} files"
+        raise UserError(f"{number} refused: {' '.join(why for _, why in refused)}")
+
+
+def _rows(answered: list[tuple[Path, Prediction]]) -> list[list[str]]:
+    return [
+        [
+            str(file),
+            answer.label,
+            f"{answer.confidence:.3f}",
+            f"{answer.blocks_run} of {len(answer.path)}",
+            f"{answer.cost_share:.3f}",
+            "".join("█" if ran else "·" for ran in answer.path),
+        ]
+        for file, answer in answered
+    ]

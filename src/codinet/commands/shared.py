@@ -1,0 +1,39 @@
+"""Flags and habits that verbs share: where data lies, what is printed."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+DATA_ROOT = Path(os.environ.get("CODINET_DATA", "data"))
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=2))
+
+
+def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, soft_wrap=False).print(table)
+
+
+def figures(summary: dict[str, Any]) -> list[list[str]]:
+    """The rows in which an evaluation is shown."""
+    return [
+        ["accuracy", f"{summary['accuracy']:.2f} %"],
+        ["cost, share of the static network", f"{summary['cost_share']:.4f}"],
+        ["cost, M MACs an image (one per multiply-add)", f"{summary['macs'] / 1e6:.3f}"],
+        ["cost, G in the paper's unit", f"{summary['paper_gmaccs']:.4f}"],
+        ["blocks run an image", f"{summary['mean_blocks']:.2f}"],
+        ["distinct paths", f"{summary['distinct_paths']}"],
+        ["path entropy, bits", f"{summary['path_entropy']:.2f}"],
+        ["blocks always on / always off", f"{summary['always_on']} / {summary['always_off']}"],
+        ["images", f"{summary['n']}"],
+    ]

@@ -1,0 +1,199 @@
+"""What a training run is: one frozen value, written to `config.json` and read back unchanged.
+
+Where to run and where to write (device, folders) is no part of it: the same run may move between machines.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+from codinet.backbones import ARCHITECTURES, StrideOn
+from codinet.errors import UserError, unknown
+from codinet.relaxation import RELAXATIONS
+from codinet.routers import ROUTERS
+
+DEFAULT_BUDGET = 0.6
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the images come from."""
+
+    image_size: int | None = None
+    """Side in pixels that images of a folder are brought to; by default, the size they have."""
+    holdout: int = 0
+    """Training images kept aside and watched instead of the test set, to choose recipes on."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The network and how it routes."""
+
+    arch: str = "resnet32"
+    """One of `codinet models`."""
+    routed: bool = True
+    """Without routing this is the plain residual network."""
+    router: Literal["fc", "cnn", "rnn"] = "fc"
+    """Two linear layers (the paper's), a convolution, or an LSTM along the depth."""
+    relaxation: Literal["gumbel", "straight-through"] = "gumbel"
+    """How decisions are relaxed in stage 1."""
+    tau: float = 1.0
+    """Temperature of the relaxation."""
+    stride_on: StrideOn = "3x3"
+    """Which convolution of a bottleneck strides (the paper's ResNet-50 figures use 1x1)."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The weights and margins of Eq. 8, 9, 11, 12."""
+
+    budget: float | None = None
+    """Share of the static network's MACs to meet, e.g. 0.57. Default 0.6 where no gamma is given."""
+    gamma: float | None = None
+    """Fixed weight of the cost loss, the letter of the paper, in place of a budget."""
+    alpha: float = 0.2
+    """Weight of the consistency loss."""
+    beta: float = 0.2
+    """Weight of the diversity loss."""
+    m_c: float = 0.2
+    """Margin of the consistency loss."""
+    m_d: float = 0.5
+    """Margin of the diversity loss."""
+    paths: Literal["noise-free", "noised"] = "noise-free"
+    """The relaxed paths that the losses see; "noised" is the letter of the paper."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Optimisation."""
+
+    epochs: int = 250
+    """Epochs of stage 1: network and routers together."""
+    finetune: int = 20
+    """Epochs of stage 2: routers fixed, hard decisions."""
+    batch: int | None = None
+    """Images of a step (L), each seen in --views views. Default 512 on a GPU and 64 elsewhere."""
+    views: int = 2
+    """Augmentations of each image in a step (M)."""
+    lr: float = 0.1
+    """Initial learning rate of stage 1."""
+    finetune_lr: float = 0.01
+    """Initial learning rate of stage 2."""
+    schedule: Literal["multistep", "cosine"] = "multistep"
+    """Tenfold drops at 60 % and 80 % of stage 1 (the paper's 150 and 200 of 250), or a cosine."""
+    warmup: float = 1.0
+    """Epochs over which the learning rate rises from zero."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 1e-4
+    """Weight decay, on every parameter."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole training run."""
+
+    source: str
+    """A data set by name, an image folder, or an .npz file."""
+    data: DataConfig = field(default_factory=DataConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    losses: LossConfig = field(default_factory=LossConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    seed: int = 0
+    """Seed of initial weights, order, views and noise."""
+
+
+def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
+    """The config with defaults that depend on other fields or the device filled in, checked."""
+    losses, schedule = config.losses, config.schedule
+    if config.network.routed and losses.budget is None and losses.gamma is None:
+        losses = dataclasses.replace(losses, budget=DEFAULT_BUDGET)
+    if schedule.batch is None:
+        schedule = dataclasses.replace(schedule, batch=512 if gpu else 64)
+    config = dataclasses.replace(config, losses=losses, schedule=schedule)
+    _check(config)
+    return config
+
+
+def _check(config: RunConfig) -> None:
+    network, losses, schedule = config.network, config.losses, config.schedule
+    batch = schedule.batch or 0
+    for what, value, known in (
+        ("architecture", network.arch, ARCHITECTURES),
+        ("router", network.router, ROUTERS),
+        ("relaxation", network.relaxation, RELAXATIONS),
+    ):
+        if value not in known:
+            raise unknown(what, value, known)
+    if losses.budget is not None and losses.gamma is not None:
+        raise UserError("--budget and --gamma exclude each other: state the share to meet, or the weight, not both.")
+    if losses.budget is not None and not 0 < losses.budget <= 1:
+        raise UserError(
+            f"A budget of {losses.budget:g} is not a share of the static network's cost; "
+            "give --budget a number above 0 and up to 1, such as 0.6."
+        )
+    rules = [
+        (batch >= 2, f"--batch {batch} is too small: diversity compares images; use 2 or more."),
+        (schedule.views >= 1, f"--views {schedule.views} leaves nothing to train on; use 1 or more."),
+        (
+            not (network.routed and losses.alpha > 0 and schedule.views < 2),
+            "Consistency compares views of an image, and --views 1 makes only one; use --views 2 or --alpha 0.",
+        ),
+        (schedule.epochs >= 1, f"--epochs {schedule.epochs} trains nothing; use 1 or more."),
+        (schedule.finetune >= 0, f"--finetune {schedule.finetune} is negative; use 0 to leave stage 2 out."),
+        (schedule.lr > 0 and schedule.finetune_lr > 0, "Learning rates must be above 0."),
+        (0 <= schedule.momentum < 1, f"--momentum {schedule.momentum:g} must lie in [0, 1)."),
+        (network.tau > 0, f"--tau {network.tau:g} must be above 0."),
+        (
+            min(losses.alpha, losses.beta, losses.m_c, losses.m_d, losses.gamma or 0, schedule.warmup) >= 0,
+            "Loss weights, margins and warm-up must not be negative.",
+        ),
+        (schedule.weight_decay >= 0, "--weight-decay must not be negative."),
+        (config.data.holdout >= 0, "--holdout must not be negative."),
+        (
+            config.data.image_size is None or config.data.image_size >= 8,
+            "--image-size must be at least 8 pixels.",
+        ),
+    ]
+    for fine, sentence in rules:
+        if not fine:
+            raise UserError(sentence)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """The config that `to_dict` wrote; unknown, missing or mistyped entries are a `UserError`."""
+    return _build(RunConfig, values, "config")
+
+
+def _build(kind: type, values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise UserError(f"{where} should hold named values, not {values!r}.")
+    hints = get_type_hints(kind)
+    names = {entry.name for entry in dataclasses.fields(kind)}
+    if names != set(values):
+        odd = ", ".join(sorted(names ^ set(values)))
+        raise UserError(f"{where} does not fit this version of codinet: unknown or missing entries {odd}.")
+    built = {}
+    for name, value in values.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            built[name] = _build(hint, value, f"{where}.{name}")  # type: ignore[arg-type]
+        elif _fits(value, hint):
+            built[name] = value
+        else:
+            raise UserError(f"{where}.{name} holds {value!r}, which does not fit.")
+    return kind(**built)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    options = get_args(hint)
+    if options and all(isinstance(option, str) for option in options):  # a Literal
+        return value in options
+    kinds = options or (hint,)
+    if float in kinds and type(value) is int:
+        return True
+    return any(type(value) is kind for kind in kinds)

@@ -1,0 +1,115 @@
+"""What a path costs: a table of multiply-adds per block, and the cost of paths over it (Eq. 10).
+
+Convention: one MAC is one multiply-add of a convolution or a matrix product; BatchNorm, activations, pooling
+and additions are not counted, as in `torch.utils.flop_counter` (which counts two per MAC). The paper's CIFAR
+columns count two per multiply-add under the name "GMACCs" and its ImageNet columns one; `paper_gmaccs` gives
+that unit, and every figure printed names its own.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from codinet.model import RoutedNetwork
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Multiply-adds of each part of a network, for one image of `image_shape`."""
+
+    run_N: tuple[int, ...]  # the whole block, its shortcut included
+    skip_N: tuple[int, ...]  # the shortcut alone
+    router_N: tuple[int, ...]
+    fixed: int  # stem and classifier
+    image_shape: tuple[int, int, int]
+    paper_unit: int
+
+    @property
+    def static_macs(self) -> int:
+        """The network without routers, every block run: what shares are shares of."""
+        return self.fixed + sum(self.run_N)
+
+    def path_macs(self, path_BN: torch.Tensor) -> torch.Tensor:
+        """MACs_B (float64) of hard or relaxed paths, routers included."""
+        saved_N = self._tensor([run - skip for run, skip in zip(self.run_N, self.skip_N, strict=True)], path_BN)
+        always = self.fixed + sum(self.skip_N) + sum(self.router_N)
+        return path_BN.double() @ saved_N + always
+
+    def share(self, path_BN: torch.Tensor) -> torch.Tensor:
+        """MACs_B over the static network's."""
+        return self.path_macs(path_BN) / self.static_macs
+
+    def loss_weights(self) -> torch.Tensor:
+        """c_k of Eq. 11: what running block k adds, divided by the mean over blocks, so that Σ c_k = n."""
+        added_N = torch.tensor([run - skip for run, skip in zip(self.run_N, self.skip_N, strict=True)])
+        return (added_N / added_N.double().mean()).float()
+
+    def paper_gmaccs(self, macs: float) -> float:
+        """The unit of the paper's tables for this family of networks."""
+        return macs * self.paper_unit / 1e9
+
+    def _tensor(self, values: list[int], like: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=like.device)
+
+
+def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> CostTable:
+    """The table of a network, read off one forward pass on shapes alone (no arithmetic is done)."""
+    shapes = copy.deepcopy(model).to("meta").eval()
+    with torch.no_grad(), _counting(shapes) as count:
+        x = torch.empty(1, *image_shape, device="meta")
+        fixed = count(shapes.stem, x)
+        state = shapes.routers.start(x) if shapes.routers is not None else ()
+        x = shapes.stem(x)
+        run, skip, router = [], [], []
+        for k, block in enumerate(shapes.blocks):
+            skip.append(count(block.shortcut, x))
+            if shapes.routers is None:
+                router.append(0)
+            else:
+                score = shapes.routers.router(k)
+                router.append(count(score, x, state))
+                _, state = score(x, state)
+            run.append(count(block, x))
+            x = block(x)
+        fixed += count(shapes.head, x)
+    return CostTable(
+        tuple(run), tuple(skip), tuple(router), fixed, image_shape=image_shape, paper_unit=model.paper_unit
+    )
+
+
+@contextmanager
+def _counting(model: nn.Module) -> Iterator[Any]:
+    """Within, `count(function, *args)` calls the function and returns the MACs of the layers it went through."""
+    seen = [0]
+
+    def add(module: nn.Module, _inputs: Any, output: Any) -> None:
+        seen[0] += _layer_macs(module, output)
+
+    handles = [module.register_forward_hook(add) for module in model.modules()]
+
+    def count(function: Any, *args: Any) -> int:
+        seen[0] = 0
+        function(*args)
+        return seen[0]
+
+    try:
+        yield count
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _layer_macs(module: nn.Module, output: Any) -> int:
+    if isinstance(module, nn.Conv2d):
+        return output.numel() * module.in_channels // module.groups * math.prod(module.kernel_size)
+    if isinstance(module, nn.Linear):
+        return output.numel() * module.in_features
+    if isinstance(module, nn.LSTMCell):
+        return output[0].shape[0] * 4 * module.hidden_size * (module.input_size + module.hidden_size)
+    return 0

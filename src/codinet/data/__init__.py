@@ -1,0 +1,8 @@
+"""Images in, data sets out. Downloads and checks are `codinet.data.catalogue`'s."""
+
+from codinet.data.dataset import Dataset, Split, check
+from codinet.data.images import read_image
+from codinet.data.sources import load
+from codinet.data.views import crop_flip, normalise, random_views
+
+__all__ = ["Dataset", "Split", "check", "crop_flip", "load", "normalise", "random_views", "read_image"]

@@ -1,0 +1,146 @@
+"""A data set from the user's own `.npz` of images and labels.
+
+Keys: `x_train, y_train, x_test, y_test`, or one pair (`x, y` or `images, labels`) of which a fixed,
+stratified fifth becomes the test part; `classes` may name the classes. Images are bytes, or floats in 0..1,
+as NHW, NHWC or NCHW. Nothing in the file is ever executed.
+"""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from codinet.data.channel_stats import channel_stats
+from codinet.data.dataset import Dataset, Split
+from codinet.data.holdout import hold_out
+from codinet.data.memory import require_room
+from codinet.errors import UserError
+
+_PAIRS = (("x", "y"), ("images", "labels"))
+_FOUR = ("x_train", "y_train", "x_test", "y_test")
+
+
+def load_arrays(path: Path) -> Dataset:
+    """The data set in an `.npz` file, augmented like an image folder's: crops by an eighth, and mirrors."""
+    arrays = _read(path)
+    if all(key in arrays for key in _FOUR):
+        train = _split(arrays, "x_train", "y_train", path)
+        test = _split(arrays, "x_test", "y_test", path)
+    else:
+        pair = next((pair for pair in _PAIRS if all(key in arrays for key in pair)), None)
+        if pair is None:
+            found = ", ".join(arrays) or "nothing"
+            raise UserError(
+                f"{path} holds {found}; it needs x_train, y_train, x_test and y_test, or x and y, or images and labels."
+            )
+        everything = _split(arrays, *pair, path)
+        train_indices, test_indices = hold_out(everything.labels_N, max(1, round(len(everything) / 5)))
+        train, test = everything.subset(train_indices), everything.subset(test_indices)
+    mean, std = channel_stats(train.images_NCHW)
+    return Dataset(
+        name=path.stem,
+        train=train,
+        test=test,
+        classes=_class_names(arrays.get("classes"), train, test, path),
+        mean=mean,
+        std=std,
+        pad=min(train.images_NCHW.shape[2:]) // 8,
+        flip=True,
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    wanted = {*_FOUR, *(key for pair in _PAIRS for key in pair), "classes"}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        require_room(unpacked, what=str(path), way_out="use fewer or smaller images")
+        with np.load(path, allow_pickle=False) as file:
+            return {key: _member(file, key, path) for key in file.files if key in wanted}
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {path}; check the path.") from error
+    except Exception as error:
+        # zip, zlib and numpy each have their own words for a damaged file.
+        raise UserError(f"{path} is damaged or not an .npz file ({error}); write it again.") from error
+
+
+def _member(file: "np.lib.npyio.NpzFile", key: str, path: Path) -> np.ndarray:
+    try:
+        return file[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise UserError(
+            f"{path} has Python objects in {key!r}, which are not loaded; save numbers or text instead."
+        ) from error
+
+
+def _split(arrays: dict[str, np.ndarray], images_key: str, labels_key: str, path: Path) -> Split:
+    images_NCHW = _images(arrays[images_key], images_key, path)
+    labels_N = _labels(arrays[labels_key], labels_key, path)
+    if len(images_NCHW) != len(labels_N):
+        raise UserError(
+            f"{path} has {len(images_NCHW)} images in {images_key!r} but {len(labels_N)} labels in "
+            f"{labels_key!r}; each image needs one label."
+        )
+    if len(labels_N) == 0:
+        raise UserError(f"{path} has no images in {images_key!r}; add some.")
+    return Split(torch.from_numpy(images_NCHW), torch.from_numpy(labels_N))
+
+
+def _images(array: np.ndarray, key: str, path: Path) -> np.ndarray:
+    """The array as contiguous bytes in NCHW."""
+    where = f"{key!r} in {path}"
+    if array.ndim not in (3, 4) or 0 in array.shape[1:]:
+        raise UserError(f"{where} has shape {array.shape}; images are (N, H, W), (N, H, W, C) or (N, C, H, W).")
+    if array.ndim == 3:
+        images_NCHW = array[:, None]
+    else:
+        first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+        if first and last:
+            raise UserError(
+                f"{where} has shape {array.shape}, which could be (N, C, H, W) or (N, H, W, C); "
+                "use images whose height and width are neither 1 nor 3, or (N, H, W) for grey ones."
+            )
+        if not first and not last:
+            raise UserError(f"{where} has shape {array.shape}; images need 1 or 3 channels.")
+        images_NCHW = array if first else array.transpose(0, 3, 1, 2)
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(images_NCHW)
+    if array.dtype.kind != "f":
+        raise UserError(f"{where} has type {array.dtype}; images are uint8 in 0 to 255 or floats in 0 to 1.")
+    # Written so that a NaN fails it too.
+    if array.size and not (array.min() >= 0 and array.max() <= 1):
+        raise UserError(f"{where} has floats from {array.min()} to {array.max()}; scale them to 0 to 1 or save uint8.")
+    return np.ascontiguousarray((images_NCHW.astype(np.float32) * 255 + 0.5).astype(np.uint8))
+
+
+def _labels(array: np.ndarray, key: str, path: Path) -> np.ndarray:
+    where = f"{key!r} in {path}"
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise UserError(f"{where} has shape {array.shape}; labels are one integer per image.")
+    if array.dtype.kind not in "iu":
+        raise UserError(f"{where} has type {array.dtype}; labels are integers from 0.")
+    if array.size and (array.min() < 0 or array.max() >= 2**31):
+        raise UserError(f"{where} runs from {array.min()} to {array.max()}; labels are integers from 0.")
+    return array.astype(np.int64)
+
+
+def _class_names(names: np.ndarray | None, train: Split, test: Split, path: Path) -> tuple[str, ...]:
+    """The given names, or the labels themselves."""
+    if names is not None:
+        if names.ndim != 1 or names.dtype.kind not in "US":
+            raise UserError(f"'classes' in {path} must be a list of text, one name per class.")
+        return tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names)
+    low = int(train.labels_N.min())
+    number = 1 + max(int(train.labels_N.max()), int(test.labels_N.max()))
+    if low > 0:
+        raise UserError(f"the training labels in {path} start at {low}; count classes from 0 or add 'classes'.")
+    if number > len(train) + len(test):
+        raise UserError(f"{path} has a label {number - 1} but fewer images than that; count classes from 0.")
+    return tuple(str(label) for label in range(number))

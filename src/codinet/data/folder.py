@@ -1,0 +1,159 @@
+"""A data set from a folder of the user's own images, one subfolder per class.
+
+Either `DIR/train/<class>/*` with `DIR/test/<class>/*` (or `val`), or `DIR/<class>/*`, of which a fixed,
+stratified fifth becomes the test part: files count in the order of their sorted names, so the same folder
+always splits the same way. Files without an image's suffix are passed over; an image that cannot be read is
+named. Knows nothing of decoding (`images` does).
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median_low
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from codinet.data.channel_stats import channel_stats
+from codinet.data.dataset import Dataset, Split
+from codinet.data.holdout import hold_out
+from codinet.data.images import FORMATS, SUFFIXES, Header, read_header, read_image
+from codinet.data.memory import require_room
+from codinet.errors import UserError
+
+_TEST_FOLDERS = ("test", "val", "valid", "validation")
+_T = TypeVar("_T")
+
+
+class _Files(NamedTuple):
+    """Image files and the class of each, in a fixed order."""
+
+    paths: list[Path]
+    labels: list[int]
+
+
+def load_folder(folder: Path, *, image_size: int | None = None) -> Dataset:
+    """The folder's images, square with sides of `image_size`, or of a size chosen from the images.
+
+    Without `image_size`, images that all have one size keep it; otherwise the side is the median of the
+    shorter sides, rounded to a multiple of 32 between 32 and 224. One channel if every image is grey, else
+    three.
+    """
+    if image_size is not None and image_size < 1:
+        raise UserError(f"an image size of {image_size} is not possible; choose one of at least 1.")
+    train, test, classes = _find(folder)
+    headers = _in_threads(read_header, [*train.paths, *test.paths])
+    height, width = (image_size, image_size) if image_size is not None else _choose_size(headers)
+    channels = 1 if all(header.grey for header in headers) else 3
+    require_room(
+        len(headers) * channels * height * width,
+        what=f"{folder} with {len(headers):,} images of {height}×{width}",
+        way_out="choose a smaller image size",
+    )
+    train_split = _decode(train, channels, (height, width))
+    mean, std = channel_stats(train_split.images_NCHW)
+    return Dataset(
+        name=folder.resolve().name,
+        train=train_split,
+        test=_decode(test, channels, (height, width)),
+        classes=classes,
+        mean=mean,
+        std=std,
+        pad=min(height, width) // 8,
+        flip=True,
+    )
+
+
+def _find(folder: Path) -> tuple[_Files, _Files, tuple[str, ...]]:
+    """Training files, test files and class names."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; check the path.")
+    if not (folder / "train").is_dir():
+        classes = _class_names(folder)
+        everything = _list(folder, classes)
+        labels_N = torch.tensor(everything.labels)
+        train, test = hold_out(labels_N, max(1, round(len(labels_N) / 5)))
+        return _pick(everything, train), _pick(everything, test), classes
+    test_folders = [folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()]
+    if not test_folders:
+        raise UserError(f"{folder} has a train folder but no test folder; add {folder / 'test'}.")
+    classes = _class_names(folder / "train")
+    test_classes = _class_names(test_folders[0], at_least=1)
+    unknown = sorted(set(test_classes) - set(classes))
+    if unknown:
+        raise UserError(
+            f"{test_folders[0]} has a class {unknown[0]!r} that {folder / 'train'} lacks; "
+            "give both the same class folders."
+        )
+    return _list(folder / "train", classes), _list(test_folders[0], classes, having=test_classes), classes
+
+
+def _class_names(folder: Path, *, at_least: int = 2) -> tuple[str, ...]:
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _visible(entry))
+    if not names:
+        raise UserError(f"{folder} has no class folders; put each class's images in a folder of its own.")
+    if len(names) < at_least:
+        raise UserError(f"{folder} has one class folder only ({names[0]}); a classifier needs at least two.")
+    return tuple(names)
+
+
+def _list(folder: Path, classes: Sequence[str], *, having: Sequence[str] | None = None) -> _Files:
+    paths, labels = [], []
+    for label, name in enumerate(classes):
+        if having is not None and name not in having:
+            continue
+        found = sorted(
+            entry
+            for entry in (folder / name).iterdir()
+            if entry.suffix.lower() in SUFFIXES and _visible(entry) and entry.is_file()
+        )
+        if not found:
+            raise UserError(
+                f"the class folder {folder / name} has no image; add some ({', '.join(FORMATS)}) or remove it."
+            )
+        paths += found
+        labels += [label] * len(found)
+    return _Files(paths, labels)
+
+
+def _visible(entry: Path) -> bool:
+    # What archivers and file managers leave behind.
+    return not entry.name.startswith((".", "__MACOSX"))
+
+
+def _pick(files: _Files, indices: torch.Tensor) -> _Files:
+    chosen = indices.tolist()
+    return _Files([files.paths[index] for index in chosen], [files.labels[index] for index in chosen])
+
+
+def _choose_size(headers: Sequence[Header]) -> tuple[int, int]:
+    sizes = {(header.height, header.width) for header in headers}
+    if len(sizes) == 1:
+        return sizes.pop()
+    middle = median_low(min(header.height, header.width) for header in headers)
+    side = min(max(32, (middle + 16) // 32 * 32), 224)
+    return side, side
+
+
+def _decode(files: _Files, channels: int, size: tuple[int, int]) -> Split:
+    images_NCHW = torch.empty((len(files.paths), channels, *size), dtype=torch.uint8)
+
+    def fill(index: int) -> None:
+        images_NCHW[index] = read_image(files.paths[index], channels=channels, size=size)
+
+    _in_threads(fill, range(len(files.paths)))
+    return Split(images_NCHW, torch.tensor(files.labels, dtype=torch.int64))
+
+
+_Item = TypeVar("_Item")
+
+
+def _in_threads(function: Callable[[_Item], _T], items: Sequence[_Item]) -> list[_T]:
+    """The function of every item, in order; decoders release the interpreter's lock, so threads help."""
+    pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
+    try:
+        return list(pool.map(function, items))
+    finally:
+        # After an unreadable image nobody waits for the rest.
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,67 @@
+"""Normalised images and their random crops and mirrors, a whole batch at a time.
+
+Pure functions of tensors on any device: no Python loop over images and nothing the host has to wait for, so
+they can be recorded in a CUDA graph. Randomness comes from the device's global torch generator. Knows
+nothing of data sets: the caller passes mean, std, pad and flip.
+
+Memory: `normalise` keeps its input's memory format. Crops come out channels_last (BCHW in shape, BHWC in
+memory), because the gather writes a pixel's channels side by side; `.contiguous()` gives the other order.
+
+Letters: B images in a batch, L images before their views, C channels, H height, W width.
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def normalise(images_BCHW: torch.Tensor, mean_C: torch.Tensor, std_C: torch.Tensor) -> torch.Tensor:
+    """Bytes to float32 with, per channel, mean 0 and spread 1."""
+    return (images_BCHW.float() - mean_C.float()[:, None, None]) / std_C.float()[:, None, None]
+
+
+def crop_flip(
+    images_BCHW: torch.Tensor,
+    *,
+    dy_B: torch.Tensor,
+    dx_B: torch.Tensor,
+    flip_B: torch.Tensor,
+    pad: int,
+) -> torch.Tensor:
+    """Image b padded by `pad` zeros a side, cut to its old size from row dy, column dx, then mirrored if
+    flip.
+
+    Offsets are integers in 0..2·pad, and `pad` in both is the image itself. Zero is the mean colour once
+    the images are normalised.
+    """
+    index_B = torch.arange(len(images_BCHW), device=images_BCHW.device)
+    return _cut(images_BCHW, index_B, dy_B, dx_B, flip_B, pad)
+
+
+def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool) -> torch.Tensor:
+    """`views` independent crops (and mirrors) of each image: rows i·views to i·views+views-1 show image i."""
+    device, number = images_LCHW.device, len(images_LCHW) * views
+    index_B = torch.arange(number, device=device).div(views, rounding_mode="floor")
+    dy_B = torch.randint(0, 2 * pad + 1, (number,), device=device)
+    dx_B = torch.randint(0, 2 * pad + 1, (number,), device=device)
+    flip_B = torch.rand(number, device=device) < (0.5 if flip else 0.0)
+    return _cut(images_LCHW, index_B, dy_B, dx_B, flip_B, pad)
+
+
+def _cut(
+    images_LCHW: torch.Tensor,
+    index_B: torch.Tensor,
+    dy_B: torch.Tensor,
+    dx_B: torch.Tensor,
+    flip_B: torch.Tensor,
+    pad: int,
+) -> torch.Tensor:
+    """Row b of the result is cut from image index_B[b], so views share one padded copy of their image."""
+    height, width = images_LCHW.shape[2:]
+    across_W = torch.arange(width, device=images_LCHW.device)
+    down_H = torch.arange(height, device=images_LCHW.device)
+    rows_BH = dy_B[:, None] + down_H
+    columns_BW = dx_B[:, None] + torch.where(flip_B[:, None], width - 1 - across_W, across_W)
+    padded_LCHW = F.pad(images_LCHW, (pad, pad, pad, pad))
+    # Index tensors on both sides of a slice put the slice's axis, the channels, last.
+    cut_BHWC = padded_LCHW[index_B[:, None, None], :, rows_BH[:, :, None], columns_BW[:, None, :]]
+    return cut_BHWC.permute(0, 3, 1, 2)

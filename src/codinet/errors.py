@@ -1,0 +1,20 @@
+"""The one exception that is the user's to fix.
+
+Raise `UserError` with one sentence that names the cause and the way out; the command line prints it and
+exits with code 2. Everything else that escapes is a bug and keeps its traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Bad input, a damaged file, a full disk: something the user can act on."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not in a registry, with the nearest one that is."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; perhaps you meant {near[0]}" if near else ""
+    return UserError(f"{name!r} is no {what} known here{hint} (known: {', '.join(names)}).")

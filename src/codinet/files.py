@@ -1,0 +1,88 @@
+"""Writing files so that nothing is lost, and reading them so that nothing damaged is used.
+
+A file appears whole or not at all: it is written beside its place, flushed to the disk, and renamed. Tensor
+files are safetensors (no code can hide in them) and carry a digest of their contents.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as pack_tensors
+
+from codinet.errors import UserError
+
+
+class DamagedError(UserError):
+    """A file that is not what was written."""
+
+
+def write(path: Path, content: bytes) -> None:
+    """Put `content` at `path`, atomically; what was there before survives any failure."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise UserError(
+            f"Could not write {path}: {error.strerror or error}; free some space or choose another folder with "
+            "--out (what was written before is intact)."
+        ) from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    write(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist; is {path.parent} a run folder?") from error
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"{path} cannot be read as JSON ({error}); restore it or train again.") from error
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Any = None) -> None:
+    """Tensors and a JSON-able description, sealed with a digest."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    note = json.dumps(about, sort_keys=True)
+    write(path, pack_tensors(plain, metadata={"about": note, "sha256": _digest(plain, note)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
+    """What `save_tensors` wrote, or `DamagedError`."""
+    try:
+        content = path.read_bytes()
+        tensors = parse_tensors(content)
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist; is {path.parent} a finished run folder?") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DamagedError(f"{path} is damaged or no safetensors file ({error}).") from error
+    if "sha256" not in metadata or "about" not in metadata:
+        raise DamagedError(f"{path} was not written by codinet: it carries no checksum.")
+    if _digest(tensors, metadata["about"]) != metadata["sha256"]:
+        raise DamagedError(f"{path} is damaged: its contents do not match its checksum.")
+    return tensors, json.loads(metadata["about"])
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], note: str) -> str:
+    digest = hashlib.sha256(note.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        # Bytes are read through a uint8 view because numpy has no bfloat16.
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,58 @@
+"""The paper's losses on routing paths, as pure functions (Eq. 8, 9, 11, 12).
+
+Paths are decision vectors between 0 and 1. Which relaxation they come from (noise-free or noised) is the
+caller's choice. Everything is a matrix expression; gradients are finite where paths coincide.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+_TINY = 1e-12  # squared distances below this count as zero, with zero gradient
+
+
+def _norm(squared: torch.Tensor) -> torch.Tensor:
+    """√x with gradient 0, not infinity, at x = 0."""
+    positive = squared > _TINY
+    return torch.where(positive, squared, 1.0).sqrt() * positive
+
+
+def consistency(paths_LMN: torch.Tensor, *, margin: float) -> torch.Tensor:
+    """Eq. 8: mean over views of [‖r − centre of its image's views‖ − m_c]₊²."""
+    centre_L1N = paths_LMN.mean(dim=1, keepdim=True)
+    distance_LM = _norm((paths_LMN - centre_L1N).square().sum(dim=-1))
+    return (distance_LM - margin).relu().square().mean()
+
+
+def diversity(paths_LMN: torch.Tensor, *, margin: float) -> torch.Tensor:
+    """Eq. 9: mean over pairs of different images of [m_d − ‖centre − centre′‖]₊²."""
+    number = len(paths_LMN)
+    centre_LN = paths_LMN.mean(dim=1)
+    # ‖a − b‖² = ‖a‖² + ‖b‖² − 2ab loses half its digits where a is near b, which is where this loss acts;
+    # double precision keeps them, and costs nothing at this size.
+    if centre_LN.device.type != "mps":
+        centre_LN = centre_LN.double()
+    square_L = centre_LN.square().sum(dim=-1)
+    squared_LL = square_L[:, None] + square_L[None, :] - 2 * centre_LN @ centre_LN.T
+    hinge_LL = (margin - _norm(squared_LL)).relu().square()
+    pairs = 2 * hinge_LL.triu(1).sum()
+    return (pairs / max(number * (number - 1), 1)).to(paths_LMN.dtype)
+
+
+def expected_cost(paths_BN: torch.Tensor, costs_N: torch.Tensor) -> torch.Tensor:
+    """Eq. 11: Σ c_k v_k, averaged over the batch."""
+    return (paths_BN @ costs_N).mean()
+
+
+class Terms(NamedTuple):
+    """The four losses of Eq. 12, before weighting."""
+
+    classification: torch.Tensor
+    consistency: torch.Tensor
+    diversity: torch.Tensor
+    cost: torch.Tensor
+
+
+def total(terms: Terms, *, alpha: float, beta: float, gamma: float | torch.Tensor) -> torch.Tensor:
+    """Eq. 12: L_cls + α L_con + β L_div + γ L_cost."""
+    return terms.classification + alpha * terms.consistency + beta * terms.diversity + gamma * terms.cost

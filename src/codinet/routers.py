@@ -1,0 +1,121 @@
+"""Routers: who decides, before each block, whether an input runs it (Eq. 3, 4 and the appendix).
+
+One module holds the routers of a whole network, so that a policy may look at the images once (`start`) or
+carry a state along the depth, as the LSTM does. `router(k)` gives the router of block k; they are called in
+order. Routers know channel widths and nothing else of the network; turning scores into decisions is
+`relaxation`'s.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+State = tuple[torch.Tensor, ...]
+Router = Callable[[torch.Tensor, State], tuple[torch.Tensor, State]]
+"""From a block's input and the state so far to scores_B2 and the state for the next block."""
+
+OPEN = 1.0  # starting bias of the run score: an untrained network runs its blocks
+
+
+class Routers(nn.Module):
+    """The routers of a network. Layers that give the scores are called `out`."""
+
+    def start(self, images_BCHW: torch.Tensor) -> State:
+        """State handed to the first router of a forward pass."""
+        return ()
+
+    def router(self, k: int) -> Router:
+        """The router of block k."""
+        raise NotImplementedError
+
+    def shift(self, amount: float) -> None:
+        """Add to every run score: one number that moves the whole network's cost."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith("out.bias"):
+                    parameter[1] += amount
+
+
+def _output_layer(width: int) -> nn.Linear:
+    layer = nn.Linear(width, 2)
+    with torch.no_grad():
+        layer.bias.copy_(torch.tensor([0.0, OPEN]))
+    return layer
+
+
+class FCRouter(nn.Module):
+    """Global average pooling, then W₂ σ(W₁ z) with as many hidden units as channels (Eq. 3, 4)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width, width)
+        self.out = _output_layer(width)
+
+    def forward(self, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        z_BC = features_BCHW.mean(dim=(2, 3))
+        return self.out(F.relu(self.hidden(z_BC))), state
+
+
+class CNNRouter(nn.Module):
+    """A 3×3 convolution, global average pooling, one linear layer.
+
+    The paper leaves stride and width open. Stride 2 keeps a router at an eighth of its block's cost.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
+        self.out = _output_layer(width)
+
+    def forward(self, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        z_BC = F.relu(self.conv(features_BCHW)).mean(dim=(2, 3))
+        return self.out(z_BC), state
+
+
+class SeparateRouters(Routers):
+    """A router of its own for each block."""
+
+    def __init__(self, kind: type[FCRouter] | type[CNNRouter], widths: Sequence[int]) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(kind(width) for width in widths)
+
+    def router(self, k: int) -> Router:
+        return self.each[k]
+
+
+class RNNRouters(Routers):
+    """Global average pooling, a linear layer, an LSTM and an output layer, all shared along the depth.
+
+    Blocks of different width cannot share the first linear layer, so there is one for each width.
+    """
+
+    HIDDEN = 10
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.widths = tuple(widths)
+        self.embed = nn.ModuleDict({str(width): nn.Linear(width, self.HIDDEN) for width in sorted(set(widths))})
+        self.lstm = nn.LSTMCell(self.HIDDEN, self.HIDDEN)
+        self.out = _output_layer(self.HIDDEN)
+
+    def start(self, images_BCHW: torch.Tensor) -> State:
+        zeros_BH = images_BCHW.new_zeros(len(images_BCHW), self.HIDDEN)
+        return zeros_BH, zeros_BH
+
+    def router(self, k: int) -> Router:
+        return partial(self._score, str(self.widths[k]))
+
+    def _score(self, width: str, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        embedded_BH = F.relu(self.embed[width](features_BCHW.mean(dim=(2, 3))))
+        hidden_BH, cell_BH = self.lstm(embedded_BH, state)
+        return self.out(hidden_BH), (hidden_BH, cell_BH)
+
+
+ROUTERS: dict[str, Callable[[Sequence[int]], Routers]] = {
+    "fc": partial(SeparateRouters, FCRouter),
+    "cnn": partial(SeparateRouters, CNNRouter),
+    "rnn": RNNRouters,
+}

@@ -1,0 +1,173 @@
+"""The run folder: all that a training leaves behind, and the only thing later rooms read.
+
+config.json          the run's config, its data set in brief, where it was made
+metrics.jsonl        one line an epoch
+model.safetensors    final weights            } written when training
+evaluation.json      figures on the test set  } is complete
+paths.safetensors    how each test image went }
+checkpoints/         optimizer, generators, position: for resuming only
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from codinet import files
+from codinet.config import RunConfig, from_dict, to_dict
+from codinet.data.dataset import Dataset
+from codinet.errors import UserError
+from codinet.evaluate import Evaluation
+from codinet.model import CoDiNet, ModelConfig
+from codinet.records import PathTable
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DataBrief:
+    """What is needed of a data set to use a network trained on it, and to recognise the set again."""
+
+    name: str
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image_shape: tuple[int, int, int]
+    sha256: str  # of images and labels, both splits
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "DataBrief":
+        digest = hashlib.sha256()
+        for split in (dataset.train, dataset.test):
+            for tensor in (split.images_NCHW, split.labels_N):
+                digest.update(tensor.contiguous().numpy().data)
+        return cls(dataset.name, dataset.classes, dataset.mean, dataset.std, dataset.image_shape, digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder that exists and whose config was read."""
+
+    path: Path
+    config: RunConfig
+    data: DataBrief
+    environment: dict[str, Any]
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig, data: DataBrief, environment: dict[str, Any]) -> "RunFolder":
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot make the run folder {path}: {error.strerror}; choose another --out.") from error
+        content = {
+            "format": FORMAT,
+            "config": to_dict(config),
+            "data": asdict(data),
+            "environment": environment,
+        }
+        files.write_json(path / "config.json", content)
+        return cls(path, config, data, environment)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        if not path.is_dir():
+            raise UserError(f"There is no run folder {path}; make one with codinet train … --out {path}.")
+        content = files.read_json(path / "config.json")
+        try:
+            if content["format"] != FORMAT:
+                raise UserError(f"{path} has format {content['format']}; this version of codinet reads {FORMAT}.")
+            brief: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in content["data"].items()
+            }
+            return cls(path, from_dict(content["config"]), DataBrief(**brief), content["environment"])
+        except (KeyError, TypeError) as error:
+            raise files.DamagedError(f"{path / 'config.json'} is not a run's config ({error!r}).") from error
+
+    # metrics
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every whole line; a last line cut short by a kill is left out."""
+        if not self.metrics_file.exists():
+            return []
+        rows = []
+        for line in self.metrics_file.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def keep_metrics(self, rows: list[dict[str, Any]]) -> None:
+        files.write(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        try:
+            with self.metrics_file.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"Could not write {self.metrics_file}: {error.strerror}; free some space and run again with --resume."
+            ) from error
+
+    # results
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "evaluation.json").exists()
+
+    def build_model(self) -> CoDiNet:
+        """The run's network, freshly initialised."""
+        network = self.config.network
+        return CoDiNet(
+            ModelConfig(
+                arch=network.arch,
+                num_classes=len(self.data.classes),
+                in_channels=self.data.image_shape[0],
+                routed=network.routed,
+                router=network.router,
+                stride_on=network.stride_on,
+            )
+        )
+
+    def load_model(self, device: torch.device | None = None) -> CoDiNet:
+        """The trained network, in evaluation mode."""
+        file = self.path / "model.safetensors"
+        if not file.exists():
+            raise UserError(f"{self.path} holds no finished network; finish it with codinet train … --resume.")
+        tensors, _ = files.load_tensors(file)
+        model = self.build_model()
+        load_weights(model, tensors, file)
+        return model.to(device).eval()
+
+    def save_results(self, model: CoDiNet, evaluation: Evaluation) -> None:
+        """Weights, paths, figures; figures last, for they say that the run is finished."""
+        files.save_tensors(self.path / "model.safetensors", model.state_dict(), about=asdict(model.config))
+        files.save_tensors(self.path / "paths.safetensors", evaluation.paths._asdict())
+        files.write_json(self.path / "evaluation.json", evaluation.summary())
+
+    def load_paths(self) -> PathTable:
+        tensors, _ = files.load_tensors(self.path / "paths.safetensors")
+        return PathTable(**tensors)
+
+    def load_evaluation(self) -> dict[str, Any]:
+        return files.read_json(self.path / "evaluation.json")
+
+
+def load_weights(model: CoDiNet, tensors: dict[str, torch.Tensor], file: Path) -> None:
+    """Fill a network from a file's tensors, or say how they do not fit."""
+    expected = model.state_dict()
+    odd = sorted(set(tensors) ^ set(expected))
+    odd += sorted(name for name in set(tensors) & set(expected) if tensors[name].shape != expected[name].shape)
+    if odd:
+        raise UserError(
+            f"{file} holds the weights of another network: {odd[0]} does not fit {model.config.arch}"
+            f"{f' (nor do {len(odd) - 1} more)' if len(odd) > 1 else ''}."
+        )
+    model.load_state_dict(tensors)

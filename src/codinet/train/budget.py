@@ -1,0 +1,70 @@
+"""Meeting a stated budget: a controller for γ while routers train, a calibration when they are fixed.
+
+The controller is proportional-integral on the gap between the hard cost of the training batches and a target
+that falls from 1 to the budget over the first part of stage 1; γ may go below zero, so a network that
+undershoots is pulled back up. It lives in tensors and never asks the device for a number.
+
+The calibration shifts all run scores by one number, so that the hard cost of plain (not augmented) images in
+evaluation mode, which is what a user pays, is the budget.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+RAMP = 0.3  # share of stage 1 over which the target falls to the budget
+PROPORTIONAL = 0.2  # γ for each unit of gap
+LIMIT = 0.5  # γ stays within ± this
+SMOOTHING = 0.1  # weight of the newest batch in the running cost
+
+
+class BudgetController:
+    """γ as a function of the gap between cost and target."""
+
+    def __init__(self, budget: float, *, steps: int, device: torch.device) -> None:
+        """`steps` is the length of stage 1: a short one has to react faster."""
+        self.budget = budget
+        self.integral_gain = PROPORTIONAL / max(50, steps / 50)
+        self.target = torch.ones((), device=device)
+        self.cost = torch.ones((), device=device)  # running hard cost, as a share of the static network's
+        self.integral = torch.zeros((), device=device)
+
+    def aim(self, progress: float) -> None:
+        """Set the target for this share of stage 1 done."""
+        fallen = min(1.0, progress / RAMP)
+        self.target.fill_(1 - (1 - self.budget) * fallen)
+
+    def gamma(self) -> torch.Tensor:
+        return (PROPORTIONAL * (self.cost - self.target) + self.integral).clamp(-LIMIT, LIMIT)
+
+    def observe(self, batch_cost: torch.Tensor) -> None:
+        """Take in the hard cost of one batch."""
+        self.cost.lerp_(batch_cost.to(self.cost.dtype), SMOOTHING)
+        self.integral.add_(self.integral_gain * (self.cost - self.target)).clamp_(-LIMIT, LIMIT)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"target": self.target, "cost": self.cost, "integral": self.integral}
+
+
+def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: int = 12) -> float:
+    """The run threshold whose cost is nearest to the budget; a higher threshold runs fewer blocks."""
+    tried = {0.5: cost_at(0.5)}
+    low, high = -8.0, 8.0  # as logits
+    middle = 0.0
+    for _ in range(steps):
+        threshold = _sigmoid(middle)
+        if threshold not in tried:
+            tried[threshold] = cost_at(threshold)
+        if abs(tried[threshold] - budget) < 5e-4:
+            break
+        if tried[threshold] > budget:
+            low = middle
+        else:
+            high = middle
+        middle = (low + high) / 2
+    return min(tried, key=lambda threshold: abs(tried[threshold] - budget))
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))

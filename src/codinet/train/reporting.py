@@ -1,0 +1,105 @@
+"""What a person sees while a network trains. The base class says nothing; `Console` draws a table and a bar."""
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Reporter:
+    """Where training reports to; every method may do nothing."""
+
+    def __enter__(self) -> "Reporter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def begin(self, title: str, *, steps: int, done: int) -> None:
+        """Training starts: its length in steps and how many were done before."""
+
+    def advance(self) -> None:
+        """One more step is done."""
+
+    def row(self, row: dict[str, Any]) -> None:
+        """An epoch is done."""
+
+    def warn(self, sentence: str) -> None:
+        """Something the user should know."""
+
+
+_COLUMNS = (  # heading, key, format
+    ("stage", "stage", "{:>8}"),
+    ("epoch", "epoch", "{:>5}"),
+    ("loss", "loss", "{:>7.4f}"),
+    ("cls", "classification", "{:>7.4f}"),
+    ("con", "consistency", "{:>7.4f}"),
+    ("div", "diversity", "{:>7.4f}"),
+    ("γ", "gamma", "{:>7.4f}"),
+    ("train %", "train_accuracy", "{:>7.2f}"),
+    ("held %", "accuracy", "{:>7.2f}"),
+    ("cost", "cost_share", "{:>5.3f}"),
+    ("paths", "distinct_paths", "{:>5}"),
+    ("bits", "path_entropy", "{:>5.2f}"),
+    ("on", "always_on", "{:>3}"),
+    ("off", "always_off", "{:>3}"),
+)
+
+
+class Console(Reporter):
+    """Rows of a table, and a progress bar with the time left where there is a terminal. Writes to stderr."""
+
+    def __init__(self) -> None:
+        self.console = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.rows = 0
+
+    def __enter__(self) -> "Console":
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def begin(self, title: str, *, steps: int, done: int) -> None:
+        self.console.print(title)
+        self.task = self.progress.add_task("training", total=steps, completed=done)
+
+    def advance(self) -> None:
+        self.progress.advance(self.task)
+
+    def row(self, row: dict[str, Any]) -> None:
+        cells = [(heading, form.format(row[key]) if key in row else "") for heading, key, form in _COLUMNS]
+        if self.rows % 25 == 0:
+            widths = [len(form.format(0)) for _, _, form in _COLUMNS]
+            self.console.print(
+                " ".join(f"{heading:>{width}}" for (heading, _), width in zip(cells, widths, strict=True)),
+                style="bold",
+            )
+        self.rows += 1
+        widths = [len(form.format(0)) for _, _, form in _COLUMNS]
+        self.console.print(" ".join(f"{cell:>{width}}" for (_, cell), width in zip(cells, widths, strict=True)))
+
+    def warn(self, sentence: str) -> None:
+        self.console.print(f"Warning: {sentence}", style="yellow")
