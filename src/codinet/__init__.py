@@ -1,5 +1,6 @@
 """codinet: image classifiers that decide, per image, which residual blocks to run."""
 
+from codinet.adopt import make_dynamic
 from codinet.cost import CostTable, block_costs
 from codinet.errors import UserError
 from codinet.model import CoDiNet, ModelConfig, create_model, list_models
@@ -17,4 +18,5 @@ __all__ = [
     "block_costs",
     "create_model",
     "list_models",
+    "make_dynamic",
 ]

@@ -37,7 +37,6 @@ class AdoptedBlock(Block):
     def __init__(self, name: str, block: nn.Module) -> None:
         super().__init__()
         self.name, self.block = name, block
-        self.in_channels = _first_convolution(name, block).in_channels
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         downsample = getattr(self.block, "downsample", None)
@@ -67,9 +66,11 @@ class AdoptedResNet(RoutedNetwork):
             for stage in stages
             for position, block in enumerate(cast(nn.Sequential, module.get_submodule(stage)))
         )
-        _check_shapes(self)
-        self.routers = ROUTERS[router]([block.in_channels for block in self._blocks])
-        weight = _first_convolution("conv1", module).weight
+        channels = _input_channels(self)
+        for adopted, width in zip(self._blocks, channels, strict=True):
+            adopted.in_channels = width
+        self.routers = ROUTERS[router](channels)
+        weight = _first_convolution(module).weight
         self.routers.to(weight.device, weight.dtype).train(module.training)
         self.training = self.dropout.training = module.training  # the module's own parts keep their modes
 
@@ -105,20 +106,22 @@ def _find_parts(module: nn.Module) -> tuple[list[str], list[str], list[str]]:
     return ends[: len(STEM)], stages, ends[len(STEM) :]
 
 
-def _first_convolution(name: str, module: nn.Module) -> nn.Conv2d:
+def _first_convolution(module: nn.Module) -> nn.Conv2d:
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             return part
-    raise UserError(f"{name} has no convolution, so it is no part of a ResNet that make_dynamic can route.")
+    raise UserError(f"This {type(module).__name__} has no convolution to start with.")
 
 
 @torch.no_grad()
-def _check_shapes(network: AdoptedResNet) -> None:
-    """Refuse a block whose shortcut cannot stand in for its output; only shapes are computed."""
+def _input_channels(network: AdoptedResNet) -> list[int]:
+    """Each block's, from a pass on shapes alone; refuses a block whose shortcut cannot stand in for its output."""
     shapes = copy.deepcopy(network).to("meta").eval()
-    first = _first_convolution("conv1", shapes)
+    first = _first_convolution(shapes)
     x = shapes.stem(torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta"))
+    channels = []
     for block in shapes.blocks:
+        channels.append(x.shape[1])
         skipped = tuple(block.shortcut(x).shape)
         try:
             x = block(x)
@@ -129,3 +132,4 @@ def _check_shapes(network: AdoptedResNet) -> None:
                 f"{block.name} cannot be skipped: its output is {tuple(x.shape)}, its shortcut {skipped}; "
                 "a block that changes the shape needs a `downsample`."
             )
+    return channels

@@ -44,6 +44,15 @@ def expected_cost(paths_BN: torch.Tensor, costs_N: torch.Tensor) -> torch.Tensor
     return (paths_BN @ costs_N).mean()
 
 
+def score_decay(scores_BN2: torch.Tensor) -> torch.Tensor:
+    """Σ_k (U[run] − U[skip])², averaged over the batch. Not in the paper.
+
+    Noise in the relaxation rewards routers for growing certain, and a router certain of itself, for every image
+    alike, no longer hears the cost loss. A little decay of the margins keeps routers within reach.
+    """
+    return (scores_BN2[..., 1] - scores_BN2[..., 0]).square().sum(dim=-1).mean()
+
+
 class Terms(NamedTuple):
     """The four losses of Eq. 12, before weighting."""
 

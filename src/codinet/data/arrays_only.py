@@ -7,8 +7,10 @@ reconstruction, which a crafted element type can turn against the process, is ne
 of CIFAR.
 """
 
+import io
 import math
 import pickle
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,10 @@ from codinet.errors import UserError
 def read_arrays_only(path: Path) -> Any:
     """What the file holds, or a `UserError` naming the file."""
     try:
-        with path.open("rb") as file:
-            # latin1 is how text written by Python 2 keeps its bytes.
-            return _plain(_Reader(file, encoding="latin1").load())
+        content = path.read_bytes()
+        _require_modest(content)
+        # latin1 is how text written by Python 2 keeps its bytes.
+        return _plain(_Reader(io.BytesIO(content), encoding="latin1").load())
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing; restore the file or fetch the data again.") from error
     except Exception as error:
@@ -31,6 +34,16 @@ def read_arrays_only(path: Path) -> Any:
         raise UserError(
             f"{path} is damaged or holds more than arrays and lists ({_reason(error)}); fetch the data again."
         ) from error
+
+
+def _require_modest(content: bytes) -> None:
+    """Refuse what makes the reader itself take memory that the file does not have."""
+    for opcode, argument, _ in pickletools.genops(content):
+        # The place of a remembered value sizes a table, so a small file could ask for gigabytes.
+        if opcode.name.endswith("PUT") and int(argument or 0) > len(content):
+            raise pickle.UnpicklingError(f"it remembers a value in place {argument}")
+        if opcode.name == "BYTEARRAY8":
+            raise pickle.UnpicklingError("it holds a bytearray")
 
 
 class _Dtype:

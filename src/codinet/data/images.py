@@ -6,6 +6,7 @@ counts. Knows nothing of data sets.
 """
 
 import io
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+# Without any handler Python prints the decoder's complaints itself; the application's own handlers still get them.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class Header(NamedTuple):

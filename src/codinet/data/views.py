@@ -27,8 +27,7 @@ def crop_flip(
     flip_B: torch.Tensor,
     pad: int,
 ) -> torch.Tensor:
-    """Image b padded by `pad` zeros a side, cut to its old size from row dy, column dx, then mirrored if
-    flip.
+    """Each image padded by `pad` zeros a side, cut to its old size at row dy, column dx, mirrored where flip.
 
     Offsets are integers in 0..2·pad, and `pad` in both is the image itself. Zero is the mean colour once
     the images are normalised.

@@ -1,0 +1,109 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codinet.data import memory
+from codinet.data.arrays import load_arrays
+from codinet.data.dataset import check
+from codinet.errors import UserError
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (10, 6, 8, 3), dtype=np.uint8)
+LABELS = np.arange(10) % 2
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Any]:
+    def save(**arrays: Any) -> Any:
+        np.savez(tmp_path / "mine.npz", **arrays)
+        return tmp_path / "mine.npz"
+
+    return save
+
+
+def test_channels_last_and_first_agree(save: Callable[..., Any]) -> None:
+    last = check(load_arrays(save(x=IMAGES, y=LABELS)))
+    first = check(load_arrays(save(images=IMAGES.transpose(0, 3, 1, 2), labels=LABELS[:, None].astype(np.uint8))))
+    assert last.image_shape == first.image_shape == (3, 6, 8)
+    assert torch.equal(last.train.images_NCHW, first.train.images_NCHW)
+    assert torch.equal(last.test.labels_N, first.test.labels_N)
+    assert (len(last.train), len(last.test)) == (8, 2)
+    assert last.classes == ("0", "1")
+    assert last.name == "mine"
+
+
+def test_the_users_own_split_and_names(save: Callable[..., Any]) -> None:
+    data = load_arrays(
+        save(x_train=IMAGES[..., 0], y_train=LABELS, x_test=IMAGES[:3, ..., 0], y_test=LABELS[:3], classes=["no", "yé"])
+    )
+    assert data.image_shape == (1, 6, 8)
+    assert (len(data.train), len(data.test)) == (10, 3)
+    assert data.classes == ("no", "yé")
+    assert torch.equal(data.test.images_NCHW[:, 0], torch.from_numpy(IMAGES[:3, ..., 0]))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from(["f2", "f4", "f8"]), st.integers(0, 255))
+def test_floats_are_bytes_over_255(tmp_path_factory: pytest.TempPathFactory, kind: str, level: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "floats.npz"
+    images = np.full((10, 4, 5), level / 255, dtype=kind)
+    np.savez(path, x=images, y=LABELS)
+    assert load_arrays(path).train.images_NCHW.unique().tolist() == [level]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": IMAGES}, "holds x; it needs"),
+        ({}, "holds nothing; it needs"),
+        ({"x": IMAGES, "y": LABELS[:5]}, "10 images in 'x' but 5 labels"),
+        ({"x": IMAGES[:0], "y": LABELS[:0]}, "no images in 'x'"),
+        ({"x": IMAGES[:, :, :, 0].reshape(10, -1), "y": LABELS}, "shape"),
+        ({"x": IMAGES[:, :3], "y": LABELS}, "could be"),
+        ({"x": np.zeros((10, 5, 5, 4), np.uint8), "y": LABELS}, "1 or 3 channels"),
+        ({"x": IMAGES.astype(np.int32), "y": LABELS}, "type int32"),
+        ({"x": IMAGES.astype(np.float32), "y": LABELS}, "floats from 0"),
+        ({"x": np.full((10, 4, 4), np.nan), "y": LABELS}, "floats from nan"),
+        ({"x": np.full((10, 4, 4), -0.1), "y": LABELS}, "floats from -0.1"),
+        ({"x": IMAGES, "y": LABELS.astype(float)}, "integers from 0"),
+        ({"x": IMAGES, "y": LABELS - 1}, "runs from -1"),
+        ({"x": IMAGES, "y": LABELS + 1}, "start at 1"),
+        ({"x": IMAGES, "y": LABELS * 50}, "label 50"),
+        ({"x": IMAGES, "y": np.eye(10, dtype=int)}, "one integer per image"),
+        ({"x": IMAGES, "y": np.full(10, 2**63, np.uint64)}, "runs from"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.array([1, 2])}, "list of text"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.array(["only"])}, "1 class"),
+        ({"x": IMAGES, "y": np.array([{}] * 10, dtype=object)}, "Python objects in 'y'"),
+    ],
+)
+def test_wrong_arrays_are_explained(save: Callable[..., Any], arrays: dict[str, Any], words: str) -> None:
+    path = save(**arrays)
+    with pytest.raises(UserError, match=words):
+        check(load_arrays(path))
+
+
+def test_other_arrays_in_the_file_are_left_alone(save: Callable[..., Any]) -> None:
+    load_arrays(save(x=IMAGES, y=LABELS, notes=np.array([{}], dtype=object)))
+
+
+def test_files_that_are_no_npz(tmp_path: Path, save: Callable[..., Any]) -> None:
+    with pytest.raises(UserError, match="there is no file"):
+        load_arrays(tmp_path / "none.npz")
+    path = save(x=IMAGES, y=LABELS)
+    whole = path.read_bytes()
+    for content in (b"", b"hello", whole[: len(whole) // 2], whole.replace(b"NUMPY", b"NUMPX")):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"mine\.npz is damaged"):
+            load_arrays(path)
+
+
+def test_too_much_for_the_memory_is_refused_unread(save: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(x=IMAGES, y=LABELS)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
+    with pytest.raises(UserError, match="would take"):
+        load_arrays(path)

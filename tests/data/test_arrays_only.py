@@ -1,0 +1,118 @@
+import os
+import pickle
+import pickletools
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codinet.data.arrays_only import read_arrays_only
+from codinet.errors import UserError
+
+
+class Command:
+    """Pickles as a call of os.system."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch pwned",)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Any]:
+    def write(content: bytes) -> Any:
+        path = tmp_path / "batch"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+def test_arrays_lists_and_text_come_back(write: Callable[..., Any], protocol: int) -> None:
+    value: dict[Any, Any] = {
+        "data": np.arange(12, dtype=np.uint8).reshape(3, 4),
+        "wide": np.asfortranarray(np.arange(6, dtype=">i4").reshape(2, 3)),
+        b"raw": b"\x00\xff",
+        "labels": [1, 2, 2**70],
+        "pair": ("a", None),
+    }
+    read = read_arrays_only(write(pickle.dumps(value, protocol)))
+    assert read["data"].tolist() == value["data"].tolist()
+    assert read["wide"].tolist() == value["wide"].tolist()
+    assert read["wide"].dtype == np.dtype(">i4")
+    assert read[b"raw"] == b"\x00\xff"
+    assert read["labels"] == value["labels"]
+    assert read["pair"] == ("a", None)
+
+
+def test_a_file_as_python_2_wrote_it(write: Callable[..., Any]) -> None:
+    # The official files: Python 2 text, and numpy under its old name.
+    content = (
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85"
+        b"U\x01b\x87Rq\x05(K\x01K\x01K\x02\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff"
+        b"\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x02\xfe\x01tbU\x06labels]K\x07au."
+    )
+    read = read_arrays_only(write(content))
+    assert read["data"].tolist() == [[254, 1]]
+    assert read["labels"] == [7]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Command(), {"data": [Command()]}, np.array([{}], dtype=object), 1.5, {1, 2}, print, Exception("x")],
+    ids=["call", "nested call", "objects", "float", "set", "function", "exception"],
+)
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_anything_else_is_refused_and_never_run(
+    write: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object, protocol: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(pickle.dumps(value, protocol))
+    with pytest.raises(UserError, match="batch"):
+        read_arrays_only(path)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_attributes_cannot_be_written_onto_the_stand_ins(write: Callable[..., Any]) -> None:
+    # BUILD on the function itself, as a file may ask for.
+    poison = b"\x80\x02cnumpy\ndtype\n}U\x04oddsK\x01sb."
+    assert "BUILD" in {op.name for op, _, _ in pickletools.genops(poison)}
+    with pytest.raises(UserError):
+        read_arrays_only(write(poison))
+    good = write(pickle.dumps(np.zeros(2, np.uint8), 2))
+    assert read_arrays_only(good).tolist() == [0, 0]
+
+
+def test_a_small_file_cannot_ask_for_gigabytes(write: Callable[..., Any]) -> None:
+    for content in (b"\x80\x02K\x01r\x00\x00\x00\x70.", b"I1\np1879048192\n.", b"\x80\x05\x96" + b"\x09" * 8 + b"x."):
+        with pytest.raises(UserError, match="batch"):
+            read_arrays_only(write(content))
+
+
+def test_an_array_must_have_the_bytes_its_shape_needs(write: Callable[..., Any]) -> None:
+    content = pickle.dumps(np.zeros((3, 5), np.uint8), 2)
+    assert content.count(b"K\x03K\x05\x86") == 1
+    with pytest.raises(UserError, match="shape"):
+        read_arrays_only(write(content.replace(b"K\x03K\x05\x86", b"K\x03K\x06\x86")))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="missing"):
+        read_arrays_only(tmp_path / "batch")
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_damage_never_escapes_as_anything_else(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    content = bytearray(pickle.dumps({"data": np.zeros((2, 3), np.uint8), "labels": [0, 1]}, 2))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    with suppress(UserError):
+        read_arrays_only(path)

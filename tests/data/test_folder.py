@@ -1,0 +1,125 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from codinet.data import memory
+from codinet.data.dataset import check
+from codinet.data.folder import load_folder
+from codinet.errors import UserError
+
+
+def test_one_level_of_classes_holds_out_a_fifth(image_folder: Callable[..., Any]) -> None:
+    data = check(load_folder(image_folder(per_class=10)))
+    assert data.classes == ("cat", "dog")
+    assert (len(data.train), len(data.test)) == (16, 4)
+    assert data.test.labels_N.tolist() == [0, 0, 1, 1]
+    assert data.image_shape == (3, 12, 10)
+    assert data.name == "pictures"
+    assert (data.pad, data.flip) == (1, True)
+    # The red of each class's held-out images tells which files they are: the third and the eighth.
+    assert data.test.images_NCHW[:2, 0, 0, 0].tolist() == [40, 140]
+
+
+def test_the_split_is_the_same_every_time(image_folder: Callable[..., Any]) -> None:
+    folder = image_folder(per_class=7)
+    assert torch.equal(load_folder(folder).test.images_NCHW, load_folder(folder).test.images_NCHW)
+
+
+@pytest.mark.parametrize("held", ["test", "val"])
+def test_the_users_own_split(image_folder: Callable[..., Any], held: str) -> None:
+    image_folder("mine/train", per_class=3)
+    folder = image_folder(f"mine/{held}", per_class=2).parent
+    data = check(load_folder(folder))
+    assert (len(data.train), len(data.test)) == (6, 4)
+    assert data.train.labels_N.tolist() == [0, 0, 0, 1, 1, 1]
+    mean = data.train.images_NCHW.double().mean(dim=(0, 2, 3)).tolist()
+    assert data.mean == pytest.approx(mean)
+
+
+def test_a_test_part_may_lack_a_class_but_not_add_one(image_folder: Callable[..., Any]) -> None:
+    image_folder("mine/train", classes=("a", "b", "c"))
+    folder = image_folder("mine/test", classes=("c",)).parent
+    assert load_folder(folder).test.labels_N.unique().tolist() == [2]
+    image_folder("mine/val", classes=("z",))
+    (folder / "test").rename(folder / "elsewhere")
+    with pytest.raises(UserError, match="'z'"):
+        load_folder(folder)
+
+
+def test_grey_only_if_all_are(image_folder: Callable[..., Any]) -> None:
+    folder = image_folder(mode="L")
+    assert load_folder(folder).image_shape[0] == 1
+    Image.new("RGB", (10, 12)).save(folder / "cat" / "colour.png")
+    assert load_folder(folder).image_shape[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("shorter", "side"),
+    [((8, 9, 10, 20), 32), ((60, 70, 70, 90), 64), ((300, 900, 900, 901), 224), ((47, 48, 48, 50), 64)],
+)
+def test_differing_sizes_meet_at_a_multiple_of_32(tmp_path: Path, shorter: tuple[int, ...], side: int) -> None:
+    for index, length in enumerate(shorter):
+        folder = tmp_path / f"class{index % 2}"
+        folder.mkdir(exist_ok=True)
+        Image.new("L", (length, length + index)).save(folder / f"{index}.png")
+    assert load_folder(tmp_path).image_shape == (1, side, side)
+
+
+def test_a_size_can_be_chosen(image_folder: Callable[..., Any]) -> None:
+    folder = image_folder()
+    data = load_folder(folder, image_size=16)
+    assert data.image_shape == (3, 16, 16)
+    assert data.pad == 2
+    with pytest.raises(UserError, match="image size of 0"):
+        load_folder(folder, image_size=0)
+
+
+def test_other_files_are_passed_over(image_folder: Callable[..., Any]) -> None:
+    folder = image_folder()
+    (folder / "readme.txt").write_text("hello")
+    (folder / "cat" / "notes.txt").write_text("hello")
+    (folder / "cat" / "._000.png").write_text("left by an archiver")
+    (folder / ".cache").mkdir()
+    (folder / "__MACOSX").mkdir()
+    data = load_folder(folder)
+    assert data.classes == ("cat", "dog")
+    assert len(data.train) + len(data.test) == 10
+
+
+def test_an_unreadable_image_is_named(image_folder: Callable[..., Any]) -> None:
+    folder = image_folder()
+    (folder / "dog" / "zz.jpg").write_bytes(b"no jpeg")
+    with pytest.raises(UserError, match=r"dog.zz\.jpg is not an image"):
+        load_folder(folder)
+    whole = (folder / "dog" / "000.png").read_bytes()
+    (folder / "dog" / "zz.jpg").write_bytes(whole[:-30])
+    with pytest.raises(UserError, match=r"dog.zz\.jpg is damaged"):
+        load_folder(folder)
+
+
+def test_wrong_folders_are_explained(tmp_path: Path, image_folder: Callable[..., Any]) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        load_folder(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no class folders"):
+        load_folder(tmp_path / "empty")
+    with pytest.raises(UserError, match="one class folder only"):
+        load_folder(image_folder("lonely", classes=("cat",)))
+    folder = image_folder("hollow")
+    (folder / "fox").mkdir()
+    with pytest.raises(UserError, match=r"fox has no image"):
+        load_folder(folder)
+    with pytest.raises(UserError, match="no test folder"):
+        load_folder(image_folder("half/train").parent)
+
+
+def test_too_much_for_the_memory_is_refused_before_decoding(
+    image_folder: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(UserError, match=r"10 images of 12×10 would take .* choose a smaller image size"):
+        load_folder(image_folder())

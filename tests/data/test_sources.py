@@ -1,0 +1,87 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import codinet.data
+from codinet.data import load, sources
+from codinet.data.official import KNOWN
+from codinet.errors import UserError
+
+
+def test_names_folders_and_npz(
+    tmp_path: Path,
+    cifar10_binary: Callable[..., Any],
+    cifar100_binary: Callable[..., Any],
+    image_folder: Callable[..., Any],
+) -> None:
+    cifar10_binary(tmp_path)
+    cifar100_binary(tmp_path)
+    np.savez(tmp_path / "mine.npz", x=np.zeros((10, 4, 4), np.uint8), y=np.arange(10) % 2)
+    for what, shape in (
+        ("digits", (1, 8, 8)),
+        ("cifar10", (3, 32, 32)),
+        ("cifar100", (3, 32, 32)),
+        (str(image_folder()), (3, 12, 10)),
+        (str(tmp_path / "mine.npz"), (1, 4, 4)),
+    ):
+        assert load(what, tmp_path).image_shape == shape
+
+
+def test_names_win_over_folders_unless_spelled_as_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_folder: Callable[..., Any]
+) -> None:
+    image_folder("digits")
+    monkeypatch.chdir(tmp_path)
+    assert load("digits", tmp_path).image_shape == (1, 8, 8)
+    assert load("./digits", tmp_path).image_shape == (3, 12, 10)
+
+
+def test_image_size_is_for_folders(tmp_path: Path, image_folder: Callable[..., Any]) -> None:
+    assert load(str(image_folder()), tmp_path, image_size=16).image_shape == (3, 16, 16)
+    assert load("digits", tmp_path, image_size=8).image_shape == (1, 8, 8)
+    with pytest.raises(UserError, match="digits has images of 8×8"):
+        load("digits", tmp_path, image_size=32)
+
+
+def test_unknown_names_and_paths_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"perhaps you meant 'cifar10'.*names are digits, cifar10, cifar100, svhn"):
+        load("cifar-10", tmp_path)
+    for what in ("imagenet", str(tmp_path / "none"), "~nobody-of-that-name/x", ""):
+        with pytest.raises(UserError):
+            load(what, tmp_path / "none")
+    (tmp_path / "set.zip").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"set\.zip is neither"):
+        load(str(tmp_path / "set.zip"), tmp_path)
+    with pytest.raises(UserError, match="there is no file"):
+        load(str(tmp_path / "none.npz"), tmp_path)
+    with pytest.raises(UserError, match="cannot be read"):
+        load("x" * 5000, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_missing_permission_is_a_sentence(tmp_path: Path, image_folder: Callable[..., Any]) -> None:
+    folder = image_folder()
+    (folder / "cat").chmod(0)
+    try:
+        with pytest.raises(UserError, match=r"cat cannot be read \(Permission denied\)"):
+            load(str(folder), tmp_path)
+    finally:
+        (folder / "cat").chmod(0o755)
+
+
+def test_what_is_checked_by_everyone(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.zeros((4, 4, 4), np.uint8), y=np.zeros(4, int))
+    with pytest.raises(UserError, match="1 class"):
+        load(str(tmp_path / "mine.npz"), tmp_path)
+
+
+def test_every_known_data_set_can_be_loaded() -> None:
+    assert set(sources._LOADERS) == set(KNOWN)
+
+
+def test_the_package_exports_what_it_says() -> None:
+    assert all(hasattr(codinet.data, name) for name in codinet.data.__all__)

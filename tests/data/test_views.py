@@ -1,0 +1,108 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codinet.data.views import crop_flip, normalise, random_views
+
+
+def offsets(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def test_normalise_worked_example() -> None:
+    images = torch.tensor([[[[0, 10]], [[20, 40]]]], dtype=torch.uint8)
+    result = normalise(images, torch.tensor([10.0, 20.0]), torch.tensor([5.0, 10.0]))
+    assert result.dtype == torch.float32
+    assert result.tolist() == [[[[-2.0, 0.0]], [[0.0, 2.0]]]]
+
+
+def test_normalise_keeps_channels_last() -> None:
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    result = normalise(images, torch.zeros(3), torch.ones(3))
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_crop_flip_worked_example() -> None:
+    image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    same: dict[str, Any] = {"dy_B": offsets(1), "dx_B": offsets(1), "pad": 1}
+    assert crop_flip(image, flip_B=offsets(0).bool(), **same).tolist() == image.tolist()
+    assert crop_flip(image, flip_B=offsets(1).bool(), **same).tolist() == [[[[2, 1], [4, 3]]]]
+    corner = crop_flip(image, dy_B=offsets(0), dx_B=offsets(2), flip_B=offsets(0).bool(), pad=1)
+    assert corner.tolist() == [[[[0, 0], [2, 0]]]]
+    mirrored = crop_flip(image, dy_B=offsets(0), dx_B=offsets(2), flip_B=offsets(1).bool(), pad=1)
+    assert mirrored.tolist() == [[[[0, 0], [0, 2]]]]
+
+
+def reference(image: torch.Tensor, dy: int, dx: int, flip: bool, pad: int) -> torch.Tensor:
+    channels, height, width = image.shape
+    canvas = torch.zeros(channels, height + 2 * pad, width + 2 * pad)
+    canvas[:, pad : pad + height, pad : pad + width] = image
+    cut = canvas[:, dy : dy + height, dx : dx + width]
+    return cut.flip(2) if flip else cut
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(0, 3), st.integers(0, 99)
+)
+def test_crop_flip_is_pad_cut_mirror(batch: int, channels: int, height: int, width: int, pad: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(batch, channels, height, width, generator=generator)
+    dy, dx = torch.randint(0, 2 * pad + 1, (2, batch), generator=generator)
+    flip = torch.rand(batch, generator=generator) < 0.5
+    result = crop_flip(images, dy_B=dy, dx_B=dx, flip_B=flip, pad=pad)
+    for index in range(batch):
+        wanted = reference(images[index], int(dy[index]), int(dx[index]), bool(flip[index]), pad)
+        assert torch.equal(result[index], wanted)
+
+
+def test_views_of_an_image_stand_together() -> None:
+    images = torch.arange(1.0, 4.0)[:, None, None, None].expand(3, 2, 5, 5)
+    result = random_views(images, 4, pad=2, flip=True)
+    assert result.shape == (12, 2, 5, 5)
+    assert result.amax(dim=(1, 2, 3)).tolist() == [1.0] * 4 + [2.0] * 4 + [3.0] * 4
+
+
+def test_without_padding_or_mirrors_a_view_is_the_image() -> None:
+    images = torch.randn(3, 3, 4, 5)
+    assert torch.equal(random_views(images, 2, pad=0, flip=False), images.repeat_interleave(2, dim=0))
+
+
+def test_views_vary_and_follow_the_seed() -> None:
+    images = torch.randn(4, 3, 8, 8)
+    torch.manual_seed(1)
+    first = random_views(images, 8, pad=2, flip=True)
+    second = random_views(images, 8, pad=2, flip=True)
+    torch.manual_seed(1)
+    again = random_views(images, 8, pad=2, flip=True)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_every_offset_and_both_mirrors_occur() -> None:
+    image = torch.arange(1.0, 7.0).reshape(1, 1, 2, 3)
+    torch.manual_seed(0)
+    views = {tuple(view.flatten().tolist()) for view in random_views(image, 600, pad=1, flip=True)}
+    assert len(views) == 9 * 2
+
+
+def test_crops_are_channels_last_in_memory() -> None:
+    assert random_views(torch.randn(2, 3, 4, 4), 2, pad=1, flip=True).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_can_be_recorded_in_a_cuda_graph() -> None:
+    images = torch.randn(4, 3, 8, 8, device="cuda")
+    random_views(images, 2, pad=1, flip=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        views = random_views(images, 2, pad=1, flip=True)
+    graph.replay()
+    first = views.clone()
+    graph.replay()
+    assert first.isfinite().all()
+    assert not torch.equal(first, views)
