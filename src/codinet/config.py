@@ -4,6 +4,7 @@ Where to run and where to write (device, folders) is no part of it: the same run
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -59,6 +60,8 @@ class LossConfig:
     """Margin of the consistency loss."""
     m_d: float = 0.5
     """Margin of the diversity loss."""
+    score_decay: float = 1e-4
+    """Decay of the routers' margins, which keeps them from settling early; 0 is the letter of the paper."""
     paths: Literal["noise-free", "noised"] = "noise-free"
     """The relaxed paths that the losses see; "noised" is the letter of the paper."""
 
@@ -118,6 +121,10 @@ def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
 def _check(config: RunConfig) -> None:
     network, losses, schedule = config.network, config.losses, config.schedule
     batch = schedule.batch or 0
+    for part in (network, losses, schedule):
+        for name, number in vars(part).items():
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UserError(f"--{name.replace('_', '-')} {number} is not a finite number; give one.")
     for what, value, known in (
         ("architecture", network.arch, ARCHITECTURES),
         ("router", network.router, ROUTERS),
@@ -145,10 +152,11 @@ def _check(config: RunConfig) -> None:
         (0 <= schedule.momentum < 1, f"--momentum {schedule.momentum:g} must lie in [0, 1)."),
         (network.tau > 0, f"--tau {network.tau:g} must be above 0."),
         (
-            min(losses.alpha, losses.beta, losses.m_c, losses.m_d, losses.gamma or 0, schedule.warmup) >= 0,
-            "Loss weights, margins and warm-up must not be negative.",
+            min(losses.alpha, losses.beta, losses.m_c, losses.m_d, losses.gamma or 0, losses.score_decay) >= 0,
+            "Loss weights and margins must not be negative.",
         ),
-        (schedule.weight_decay >= 0, "--weight-decay must not be negative."),
+        (min(schedule.weight_decay, schedule.warmup) >= 0, "--weight-decay and --warmup must not be negative."),
+        (0 <= config.seed < 2**32, f"--seed {config.seed} is out of range; use a whole number from 0 to {2**32 - 1}."),
         (config.data.holdout >= 0, "--holdout must not be negative."),
         (
             config.data.image_size is None or config.data.image_size >= 8,

@@ -29,17 +29,19 @@ def capture(step: Step) -> Callable[[], None]:
         touched += step.controller.state().values()
     kept = [tensor.clone() for tensor in touched]
     random = torch.cuda.get_rng_state(device)
+    graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP):
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                step()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        with torch.cuda.graph(graph):
             step()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    with torch.no_grad():
-        for tensor, value in zip(touched, kept, strict=True):
-            tensor.copy_(value)
-    torch.cuda.set_rng_state(random, device)
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(touched, kept, strict=True):
+                tensor.copy_(value)
+        torch.cuda.set_rng_state(random, device)
     return graph.replay

@@ -15,7 +15,7 @@ import torch
 
 RAMP = 0.3  # share of stage 1 over which the target falls to the budget
 PROPORTIONAL = 0.2  # γ for each unit of gap
-LIMIT = 0.5  # γ stays within ± this
+LIMIT = 0.2  # γ stays within ± this
 SMOOTHING = 0.1  # weight of the newest batch in the running cost
 
 

@@ -52,18 +52,22 @@ def save(
         tensors |= {f"controller.{name}": tensor for name, tensor in controller.state().items()}
     folder.mkdir(exist_ok=True)
     files.save_tensors(folder / position.file_name, tensors, about=asdict(position))
-    for old in _files(folder)[:-KEEP]:
-        old.unlink()
+    # Files of later places are damaged, else this run would have started from them.
+    kept = [file for file in _files(folder) if file.name <= position.file_name][-KEEP:]
+    for other in set(_files(folder)) - set(kept):
+        other.unlink()
 
 
 def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole."""
-    for file in reversed(_files(folder)):
+    """The newest checkpoint that is whole; None where there is none."""
+    found = _files(folder)
+    while found:
         try:
-            tensors, position = files.load_tensors(file)
+            tensors, position = files.load_tensors(found.pop())
             return Checkpoint(Position(**position), tensors)
         except files.DamagedError as error:
-            warn(f"{error} Going back to the checkpoint before it.")
+            back = "the checkpoint before it" if found else "the beginning, for no other checkpoint is left"
+            warn(f"{error} Going back to {back}.")
     return None
 
 

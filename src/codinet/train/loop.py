@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from codinet import files
 from codinet.config import RunConfig, to_dict
 from codinet.cost import block_costs
 from codinet.data.dataset import Dataset
@@ -17,7 +18,7 @@ from codinet.environment import describe
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation, evaluate
 from codinet.relaxation import hard
-from codinet.runs import DataBrief, RunFolder
+from codinet.runs import DataBrief, RunFolder, build_model
 from codinet.train import accelerate, checkpoint
 from codinet.train.budget import BudgetController, find_threshold
 from codinet.train.checkpoint import Checkpoint, Position
@@ -46,7 +47,16 @@ def train(
     `config` must be resolved. Compilation, graph capture and bfloat16 are on by default on CUDA devices only.
     """
     with reporter or Reporter() as told:
-        return _Training(out, config, dataset, device, resume, compile, amp, told).run()
+        try:
+            return _Training(out, config, dataset, device, resume, compile, amp, told).run()
+        except RuntimeError as error:
+            # torch has a class for a GPU's memory, and only words for the machine's.
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                raise UserError(
+                    f"The memory of {device} is too small for steps of {config.schedule.batch} images in "
+                    f"{config.schedule.views} views; start again with a smaller --batch and another --out."
+                ) from error
+            raise
 
 
 class _Training:
@@ -65,15 +75,17 @@ class _Training:
         self.config, self.dataset, self.device, self.reporter = config, dataset, device, reporter
         self.compile = fast if compile is None else compile
         self.amp = fast if amp is None else amp
-        self.folder = open_folder(out, config, dataset, device, resume=resume)
         self.stages = stages_of(config)
         self._load_data()
+        brief = DataBrief.of(dataset)
         torch.manual_seed(config.seed)
-        self.model = self.folder.build_model().to(device)
+        self.model = build_model(config.network, brief).to(device)
         if fast:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.table = block_costs(self.model, dataset.image_shape)
         self.controller = self._controller()
+        # Last, so that settings that cannot work leave no folder in the way of the next try.
+        self.folder = open_folder(out, config, brief, device, resume=resume)
 
     def _load_data(self) -> None:
         holdout, size = self.config.data.holdout, self.config.schedule.batch
@@ -109,6 +121,8 @@ class _Training:
         if self.folder.finished:
             self.reporter.warn(f"{self.folder.path} is finished already; here is what it reached.")
             return self.folder, self._evaluate(self.folder.load_model(self.device), self.test_data)
+        for place in (self.folder.path, self.folder.path / "checkpoints"):
+            files.sweep(place)
         found = checkpoint.latest(self.folder.path / "checkpoints", self.reporter.warn) or Checkpoint()
         start = found.position
         if found.tensors:
@@ -145,7 +159,7 @@ class _Training:
         for epoch in range(start.position.epoch, stage.epochs):
             first = start.position.step if epoch == start.position.epoch else 0
             self._run_epoch(number, epoch, first, step, go)
-            if epoch + 1 == stage.epochs:
+            if not stage.train_routers or epoch + 1 == stage.epochs:
                 self._calibrate()
             self._log(stage, epoch, step)
             step.sums.zero_()
@@ -202,9 +216,16 @@ class _Training:
     def _stop_if_not_finite(self, stage: Stage, epoch: int, step: Step) -> None:
         bad = step.first_bad()
         if bad is not None:
+            term = "total" if bad[1] == "loss" else bad[1]
             raise UserError(
-                f"The {bad[1]} loss stopped being a finite number at step {bad[0]} of epoch {epoch} of the "
-                f"{stage.name} stage; try a lower --lr (the last checkpoint is from before it)."
+                f"The {term} loss stopped being a finite number at step {bad[0] + 1} of epoch {epoch + 1} of the "
+                f"{stage.name} stage; start again with a lower --lr and another --out."
+            )
+        # The last step may have spoiled the weights without having seen it in its own loss.
+        if not torch.stack([tensor.isfinite().all() for tensor in self.model.state_dict().values()]).all():
+            raise UserError(
+                f"The weights stopped being finite numbers in epoch {epoch + 1} of the {stage.name} stage; "
+                "start again with a lower --lr and another --out."
             )
 
     def _calibrate(self) -> None:
@@ -256,9 +277,8 @@ COLLAPSE = (
 )
 
 
-def open_folder(out: Path, config: RunConfig, dataset: Dataset, device: torch.device, *, resume: bool) -> RunFolder:
+def open_folder(out: Path, config: RunConfig, brief: DataBrief, device: torch.device, *, resume: bool) -> RunFolder:
     """A new run folder, or with `resume` the one that is there if it is the same run."""
-    brief = DataBrief.of(dataset)
     if not (out / "config.json").exists():
         if out.exists() and not out.is_dir():
             raise UserError(f"{out} is a file, not a folder; choose another --out.")
@@ -272,7 +292,7 @@ def open_folder(out: Path, config: RunConfig, dataset: Dataset, device: torch.de
     if difference:
         raise UserError(f"{out} was begun with other settings ({difference}); repeat them or choose another --out.")
     if folder.data.sha256 != brief.sha256:
-        raise UserError(f"{out} was begun on other data than {dataset.name} holds now; restore it or start anew.")
+        raise UserError(f"{out} was begun on other data than {brief.name} holds now; restore it or start anew.")
     return replace(folder, data=brief)
 
 

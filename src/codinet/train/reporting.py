@@ -60,7 +60,7 @@ class Console(Reporter):
     """Rows of a table, and a progress bar with the time left where there is a terminal. Writes to stderr."""
 
     def __init__(self) -> None:
-        self.console = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self.console = RichConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -14,24 +14,17 @@ from codinet.config import RunConfig
 from codinet.cost import CostTable
 from codinet.data.resident import Resident
 from codinet.data.views import random_views
-from codinet.losses import Terms, consistency, diversity, expected_cost, total
+from codinet.losses import Terms, consistency, diversity, expected_cost, score_decay, total
 from codinet.model import RoutedNetwork, RoutedStep, train_only
 from codinet.relaxation import run_probability
 from codinet.train.budget import BudgetController
 from codinet.train.stages import Stage
 
 SUMS = (
-    "loss",
-    "classification",
-    "consistency",
-    "diversity",
-    "cost",
-    "gamma",
-    "accuracy",
-    "cost_share",
-    "steps",
+    *("loss", "classification", "consistency", "diversity", "cost", "decay"),
+    *("gamma", "accuracy", "cost_share", "steps"),
 )
-_TERMS = SUMS[:5]
+_TERMS = SUMS[:6]
 
 
 class Step:
@@ -90,7 +83,7 @@ class Step:
             output = self.model(inputs_BCHW, decide=self.stage.decide, step=self.block_step)
         zero = torch.zeros((), device=self.device)
         terms = Terms(F.cross_entropy(output.logits_BK, labels_B), zero, zero, zero)
-        gamma = zero
+        gamma, decay = zero, zero
         hard_BN = (output.scores_BN2[..., 1] >= output.scores_BN2[..., 0]).float()
         cost_share = (hard_BN @ self.run_share_N).mean() + self.base_share
         if self.acting:
@@ -101,8 +94,10 @@ class Step:
                 diversity=diversity(paths_LMN, margin=self.losses.m_d),
                 cost=expected_cost(paths_BN, self.weights_N),
             )
+            decay = score_decay(output.scores_BN2)
             gamma = self.controller.gamma() if self.controller else zero + (self.losses.gamma or 0.0)
         loss = total(terms, alpha=self.losses.alpha, beta=self.losses.beta, gamma=gamma)
+        loss = loss + self.losses.score_decay * decay
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
@@ -110,7 +105,7 @@ class Step:
             if self.acting and self.controller:
                 self.controller.observe(cost_share)
             hits = (output.logits_BK.argmax(dim=1) == labels_B).float().mean()
-            self._note(torch.stack([loss, *terms, gamma, hits, cost_share, torch.ones_like(loss)]).detach())
+            self._note(torch.stack([loss, *terms, decay, gamma, hits, cost_share, torch.ones_like(loss)]).detach())
 
     def _note(self, figures: torch.Tensor) -> None:
         finite = figures[: len(_TERMS)].isfinite()
