@@ -14,19 +14,21 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff format --check src tests scripts
 	$(BIN)/mypy
+	$(BIN)/python scripts/tree.py --check || (echo "README's tree is behind: make format" && exit 1)
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests scripts
+	$(BIN)/ruff format src tests scripts
+	$(BIN)/python scripts/tree.py
 
 # torch comes first and pinned, so that no other package's wish for "any torch" pulls a different build.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,plot]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,plot,explore]'
 	touch $(STAMP)
 
 clean:

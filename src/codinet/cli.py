@@ -8,6 +8,7 @@ sentence on stderr and exit code 2.
 import contextlib
 import importlib
 import io
+import os
 import re
 import sys
 from typing import Any
@@ -21,13 +22,27 @@ VERBS = {
     "train": "train a routed network to a budget",
     "eval": "accuracy, cost and paths of a trained run",
     "predict": "class, confidence and path of image files",
+    "analyze": "how a run's paths are distributed",
+    "report": "one page of figures and tables on runs",
+    "explore": "a local page on which to see how a run routes images",
+    "sweep": "many runs over budgets, margins, seeds",
     "data": "list, download and verify data sets",
     "models": "the networks that can be trained",
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
+    try:
+        code = _answer(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()  # here, not at exit, where a reader that has gone would be reported as an error
+        return code
+    except BrokenPipeError:
+        # Whoever read our output has gone; the rest of it goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _answer(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except UserError as error:
@@ -37,8 +52,11 @@ def main(argv: list[str] | None = None) -> int:
         print("codinet: interrupted; a training run goes on with the same command and --resume.", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone; there is nobody left to tell
-        return 141
+        raise
+    except OSError as error:
+        # What the system refuses wherever a path is looked at: a name too long, a folder that may not be entered.
+        print(f"codinet: {error.filename or 'a file'}: {error.strerror or error}; check the path.", file=sys.stderr)
+        return 2
 
 
 def _dispatch(words: list[str]) -> int:
@@ -73,16 +91,18 @@ def parse(kind: type, words: list[str], *, prog: str, default: Any = None) -> An
 
 
 def _one_sentence(box: str) -> str:
-    """The first part of tyro's framed message, without the frame."""
-    lines = [line.strip("│ ") for line in box.splitlines()]
-    first: list[str] = []
-    for line in lines:
-        if re.fullmatch(r"[─╭╰].*", line):
-            if first:
-                break
-            continue
-        first.append(line)
-    return " ".join(first).strip().rstrip(".") or "The command line could not be read"
+    """tyro's message and the flag it thinks was meant, without frame, colours and help texts."""
+    parts: list[list[str]] = [[]]  # what stands before the first rule, between it and the second, …
+    for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines():
+        line = line.strip("│ ")
+        if re.fullmatch(r"[─-]{3,}|[╭╰].*", line):
+            parts.append([])
+        elif line:
+            parts[-1].append(line)
+    message, hint = [*parts, [], []][1:3]
+    meant = re.search(r"--[\w-]+", " ".join(hint)) if hint and hint[0].startswith("Perhaps") else None
+    sentence = " ".join(message).rstrip(".") or "The command line could not be read"
+    return sentence + (f" (perhaps you meant {meant.group()})" if meant else "")
 
 
 def _overview() -> str:

@@ -72,8 +72,8 @@ class ScheduleConfig:
 
     epochs: int = 250
     """Epochs of stage 1: network and routers together."""
-    finetune: int = 20
-    """Epochs of stage 2: routers fixed, hard decisions."""
+    finetune: int | None = None
+    """Epochs of stage 2: routers fixed, hard decisions. Default: 20 for every 250 of stage 1, at least 1."""
     batch: int | None = None
     """Images of a step (L), each seen in --views views. Default 512 on a GPU and 64 elsewhere."""
     views: int = 2
@@ -113,6 +113,8 @@ def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
         losses = dataclasses.replace(losses, budget=DEFAULT_BUDGET)
     if schedule.batch is None:
         schedule = dataclasses.replace(schedule, batch=512 if gpu else 64)
+    if schedule.finetune is None:
+        schedule = dataclasses.replace(schedule, finetune=max(1, round(schedule.epochs * 20 / 250)))
     config = dataclasses.replace(config, losses=losses, schedule=schedule)
     _check(config)
     return config
@@ -147,7 +149,7 @@ def _check(config: RunConfig) -> None:
             "Consistency compares views of an image, and --views 1 makes only one; use --views 2 or --alpha 0.",
         ),
         (schedule.epochs >= 1, f"--epochs {schedule.epochs} trains nothing; use 1 or more."),
-        (schedule.finetune >= 0, f"--finetune {schedule.finetune} is negative; use 0 to leave stage 2 out."),
+        ((schedule.finetune or 0) >= 0, f"--finetune {schedule.finetune} is negative; use 0 to leave stage 2 out."),
         (schedule.lr > 0 and schedule.finetune_lr > 0, "Learning rates must be above 0."),
         (0 <= schedule.momentum < 1, f"--momentum {schedule.momentum:g} must lie in [0, 1)."),
         (network.tau > 0, f"--tau {network.tau:g} must be above 0."),

@@ -40,7 +40,7 @@ def commit() -> str | None:
         return None
     try:
         said = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            ["git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
             capture_output=True,
             text=True,
         )
@@ -57,7 +57,7 @@ def pick_device(name: str | None) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).item()  # a device that cannot give a number back is of no use
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"There is no device {name!r} here; use --device cpu, or leave it out.") from error
     return device

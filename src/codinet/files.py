@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,31 @@ def write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
+        _flush_folder(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise UserError(
-            f"Could not write {path}: {error.strerror or error}; free some space or choose another folder with "
-            "--out (what was written before is intact)."
+            f"Could not write {path}: {error.strerror or error}; free some space or choose another folder "
+            "(what was written before is intact)."
         ) from error
+
+
+def _flush_folder(folder: Path) -> None:
+    """A new name is safe from a power cut only once its folder is on the disk too; not every system can do it."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed left half-written in a folder."""
+    for leftover in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            leftover.unlink()
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -46,7 +66,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; is {path.parent} a run folder?") from error
     except (OSError, ValueError) as error:
@@ -57,7 +77,7 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Any = N
     """Tensors and a JSON-able description, sealed with a digest."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     note = json.dumps(about, sort_keys=True)
-    write(path, pack_tensors(plain, metadata={"about": note, "sha256": _digest(plain, note)}))
+    write(path, _settled(pack_tensors(plain, metadata={"about": note, "sha256": _digest(plain, note)})))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
@@ -76,6 +96,16 @@ def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
     if _digest(tensors, metadata["about"]) != metadata["sha256"]:
         raise DamagedError(f"{path} is damaged: its contents do not match its checksum.")
     return tensors, json.loads(metadata["about"])
+
+
+def _settled(content: bytes) -> bytes:
+    """The same file with its metadata in order (they come in a random one), so that equal contents are equal files."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at multiples of eight
+    return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], note: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from codinet import files
-from codinet.config import RunConfig, from_dict, to_dict
+from codinet.config import NetworkConfig, RunConfig, from_dict, to_dict
 from codinet.data.dataset import Dataset
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation
@@ -75,16 +75,18 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         if not path.is_dir():
             raise UserError(f"There is no run folder {path}; make one with codinet train … --out {path}.")
-        content = files.read_json(path / "config.json")
+        file = path / "config.json"
+        content = files.read_json(file)
         try:
             if content["format"] != FORMAT:
-                raise UserError(f"{path} has format {content['format']}; this version of codinet reads {FORMAT}.")
+                raise files.DamagedError(f"its format is {content['format']}, and this version reads {FORMAT}")
             brief: dict[str, Any] = {
                 key: tuple(value) if isinstance(value, list) else value for key, value in content["data"].items()
             }
             return cls(path, from_dict(content["config"]), DataBrief(**brief), content["environment"])
-        except (KeyError, TypeError) as error:
-            raise files.DamagedError(f"{path / 'config.json'} is not a run's config ({error!r}).") from error
+        except (KeyError, TypeError, AttributeError, UserError) as error:
+            why = str(error).rstrip(".") if isinstance(error, UserError) else repr(error)
+            raise files.DamagedError(f"{file} is not a run's config ({why}); restore it or train again.") from error
 
     # metrics
 
@@ -122,27 +124,16 @@ class RunFolder:
     def finished(self) -> bool:
         return (self.path / "evaluation.json").exists()
 
-    def build_model(self) -> CoDiNet:
-        """The run's network, freshly initialised."""
-        network = self.config.network
-        return CoDiNet(
-            ModelConfig(
-                arch=network.arch,
-                num_classes=len(self.data.classes),
-                in_channels=self.data.image_shape[0],
-                routed=network.routed,
-                router=network.router,
-                stride_on=network.stride_on,
-            )
-        )
-
     def load_model(self, device: torch.device | None = None) -> CoDiNet:
         """The trained network, in evaluation mode."""
         file = self.path / "model.safetensors"
         if not file.exists():
             raise UserError(f"{self.path} holds no finished network; finish it with codinet train … --resume.")
-        tensors, _ = files.load_tensors(file)
-        model = self.build_model()
+        try:
+            tensors, _ = files.load_tensors(file)
+        except files.DamagedError as error:
+            raise files.DamagedError(f"{str(error).rstrip('.')}; restore it or train again.") from error
+        model = build_model(self.config.network, self.data)
         load_weights(model, tensors, file)
         return model.to(device).eval()
 
@@ -160,6 +151,20 @@ class RunFolder:
         return files.read_json(self.path / "evaluation.json")
 
 
+def build_model(network: NetworkConfig, data: DataBrief) -> CoDiNet:
+    """A run's network, freshly initialised."""
+    return CoDiNet(
+        ModelConfig(
+            arch=network.arch,
+            num_classes=len(data.classes),
+            in_channels=data.image_shape[0],
+            routed=network.routed,
+            router=network.router,
+            stride_on=network.stride_on,
+        )
+    )
+
+
 def load_weights(model: CoDiNet, tensors: dict[str, torch.Tensor], file: Path) -> None:
     """Fill a network from a file's tensors, or say how they do not fit."""
     expected = model.state_dict()
@@ -168,6 +173,6 @@ def load_weights(model: CoDiNet, tensors: dict[str, torch.Tensor], file: Path) -
     if odd:
         raise UserError(
             f"{file} holds the weights of another network: {odd[0]} does not fit {model.config.arch}"
-            f"{f' (nor do {len(odd) - 1} more)' if len(odd) > 1 else ''}."
+            f"{f' (nor do {len(odd) - 1} more)' if len(odd) > 1 else ''}; restore the run's own file or train again."
         )
     model.load_state_dict(tensors)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from codinet.commands.shared import DATA_ROOT, print_json, print_table
 from codinet.data.catalogue import download, list_known, verify
+from codinet.data.official import lookup
 from codinet.errors import UserError
 
 
@@ -58,6 +59,8 @@ def _list(args: Args) -> None:
 
 
 def _download(args: Args) -> None:
+    for name in args.names:
+        lookup(name)  # a wrong name is told before anything is fetched
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
         for name in args.names:

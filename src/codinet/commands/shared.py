@@ -21,7 +21,8 @@ def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
         table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, soft_wrap=False).print(table)
+    # Names of files are shown as they are: brackets and colons in them mean nothing.
+    Console(highlight=False, markup=False, emoji=False).print(table)
 
 
 def figures(summary: dict[str, Any]) -> list[list[str]]:

@@ -1,0 +1,51 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from codinet.cli import main
+from codinet.data.official import KNOWN
+
+Said = pytest.CaptureFixture[str]
+
+
+def test_known_sets_are_listed_with_their_terms(tmp_path: Path, capsys: Said) -> None:
+    assert main(["data", "--json", "--data-root", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)["data"]
+    assert {row["name"]: row["present"] for row in rows} == {name: name == "digits" for name in KNOWN}
+    assert all(row["terms"] and row["page"].startswith("http") for row in rows)
+
+
+def test_people_get_a_table(tmp_path: Path, capsys: Said) -> None:
+    assert main(["data", "list", "--data-root", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in KNOWN)
+
+
+def test_the_embedded_digits_verify(capsys: Said) -> None:
+    assert main(["data", "verify", "digits", "--json"]) == 0
+    (verdict,) = json.loads(capsys.readouterr().out)["digits"]
+    assert verdict["ok"] is True
+    assert main(["data", "download", "digits"]) == 0
+
+
+def test_what_does_not_verify_is_told_after_the_verdicts(tmp_path: Path, capsys: Said) -> None:
+    folder = tmp_path / "svhn"
+    folder.mkdir()
+    (folder / "train_32x32.mat").write_bytes(b"cut short")
+    assert main(["data", "verify", "svhn", "--json", "--data-root", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    verdicts = {verdict["file"]: verdict for verdict in json.loads(said.out)["svhn"]}
+    assert "truncated" in verdicts["train_32x32.mat"]["detail"]
+    assert verdicts["test_32x32.mat"]["detail"] == "missing"
+    assert "codinet data download svhn" in said.err
+
+
+@pytest.mark.parametrize("action", ["download", "verify"])
+@pytest.mark.parametrize(("names", "words"), [([], "Say what to"), (["cifr10"], "perhaps you meant 'cifar10'")])
+def test_a_wrong_name_is_told_at_once(action: str, names: list[str], words: str, capsys: Said) -> None:
+    assert main(["data", action, *names]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""

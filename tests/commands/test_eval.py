@@ -1,0 +1,91 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from codinet import files
+from codinet.cli import main
+from codinet.records import PathTable
+from codinet.runs import RunFolder
+
+Said = pytest.CaptureFixture[str]
+KEYS = {"accuracy", "macs", "paper_gmaccs", "cost_share", "mean_blocks", "distinct_paths", "path_entropy", "n"}
+
+
+def evaluated(capsys: Said, run: Path, *words: str) -> dict[str, Any]:
+    assert main(["eval", str(run), "--device", "cpu", "--json", *words]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    return json.loads(said.out)
+
+
+def test_the_stable_keys_and_what_training_found(finished_run: Path, capsys: Said) -> None:
+    found = evaluated(capsys, finished_run)
+    assert set(found) >= KEYS
+    assert found == RunFolder.open(finished_run).load_evaluation()
+
+
+def test_twice_is_the_same_to_the_letter(finished_run: Path, capsys: Said) -> None:
+    said = []
+    for words in (["--json"], ["--json"], [], []):
+        assert main(["eval", str(finished_run), "--device", "cpu", *words]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert said[2] == said[3]
+    assert f"{json.loads(said[0])['accuracy']:.2f} %" in said[2]
+
+
+def test_the_path_table_is_written_into_the_run(own_run: Path, capsys: Said) -> None:
+    before = (own_run / "paths.safetensors").read_bytes()
+    (own_run / "paths.safetensors").unlink()
+    evaluated(capsys, own_run)
+    assert (own_run / "paths.safetensors").read_bytes() == before
+
+
+def test_the_path_table_can_go_elsewhere(own_run: Path, tmp_path: Path, capsys: Said) -> None:
+    before = (own_run / "paths.safetensors").read_bytes()
+    evaluated(capsys, own_run, "--threshold", "0", "--paths", str(tmp_path / "table.safetensors"))
+    table = PathTable(**files.load_tensors(tmp_path / "table.safetensors")[0])
+    assert bool((table.path_TN == 1).all())
+    assert (own_run / "paths.safetensors").read_bytes() == before
+
+
+def test_another_threshold_does_not_replace_the_runs_table(own_run: Path, capsys: Said) -> None:
+    before = (own_run / "paths.safetensors").read_bytes()
+    assert evaluated(capsys, own_run, "--threshold", "1")["mean_blocks"] == 0
+    assert (own_run / "paths.safetensors").read_bytes() == before
+
+
+def test_a_higher_threshold_never_costs_more_at_the_first_block(own_run: Path, tmp_path: Path, capsys: Said) -> None:
+    first = []
+    for threshold in ("0.2", "0.5", "0.8"):
+        evaluated(capsys, own_run, "--threshold", threshold, "--paths", str(tmp_path / threshold))
+        first.append(files.load_tensors(tmp_path / threshold)[0]["path_TN"][:, 0].sum().item())
+    assert first == sorted(first, reverse=True)
+
+
+@pytest.mark.parametrize("batch", ["1", "7", "1000"])
+def test_the_batch_does_not_matter(finished_run: Path, batch: str, capsys: Said) -> None:
+    whole, parts = evaluated(capsys, finished_run), evaluated(capsys, finished_run, "--batch", batch)
+    assert parts == pytest.approx(whole, rel=1e-5)
+
+
+def test_other_data_under_the_same_name_is_refused(own_run: Path, tmp_path: Path, capsys: Said) -> None:
+    config = json.loads((own_run / "config.json").read_text())
+    config["data"]["classes"] = ["cat", "dog"]
+    (own_run / "config.json").write_text(json.dumps(config))
+    tensors, about = files.load_tensors(own_run / "model.safetensors")
+    tensors |= {name: tensors[name][:2] for name in ("fc.weight", "fc.bias")}
+    files.save_tensors(own_run / "model.safetensors", tensors, about)
+    assert main(["eval", str(own_run)]) == 2
+    assert "was trained on other data than few holds now" in capsys.readouterr().err
+
+
+def test_the_table_is_what_the_network_does(finished_run: Path) -> None:
+    folder = RunFolder.open(finished_run)
+    paths, found = folder.load_paths(), folder.load_evaluation()
+    assert paths.path_TN.sum(dim=1).double().mean().item() == pytest.approx(found["mean_blocks"])
+    assert paths.macs_T.mean().item() == pytest.approx(found["macs"])
+    assert len(torch.unique(paths.path_TN, dim=0)) == found["distinct_paths"]

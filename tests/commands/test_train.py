@@ -1,0 +1,120 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from codinet.cli import main, parse
+from codinet.commands.train import Args, defaults
+from codinet.runs import RunFolder
+
+Said = pytest.CaptureFixture[str]
+Words = Callable[..., list[str]]
+EVAL_KEYS = {"accuracy", "macs", "paper_gmaccs", "cost_share", "mean_blocks", "distinct_paths", "path_entropy", "n"}
+
+
+def flags(*words: str) -> Args:
+    return parse(Args, list(words), prog="codinet train", default=defaults(list(words)))
+
+
+def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(
+    tmp_path: Path, train_words: Words, capsys: Said
+) -> None:
+    assert main(train_words(tmp_path / "run", "--json")) == 0
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert result["run"] == str(tmp_path / "run")
+    assert set(result) >= EVAL_KEYS
+    assert "Training resnet20 on few" in said.err
+
+
+def test_people_get_a_table(tmp_path: Path, train_words: Words, capsys: Said) -> None:
+    assert main(train_words(tmp_path / "run [1]")) == 0
+    said = capsys.readouterr().out
+    assert "run [1] on the 40 test images" in " ".join(said.split())
+    assert "accuracy" in said
+    assert "share of the static network" in said
+
+
+def picture_folder(root: Path) -> Path:
+    """Grey, palette, transparent and coloured images of two classes, of differing sizes."""
+    for label, name in enumerate(("dark", "light")):
+        (root / name).mkdir(parents=True)
+        for number, mode in enumerate(["L", "RGBA", "RGB", "LA", "P", "L", "RGB", "RGBA", "RGB", "L"]):
+            picture = Image.new("RGB", (32 + number, 40), (200 * label + number,) * 3)
+            picture.convert(mode).save(root / name / f"{number}.png")
+    return root
+
+
+def cifar_files(root: Path) -> Path:
+    """CIFAR-10's official binary files with eight images each."""
+    folder = root / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for name in [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]:
+        labels, pixels = np.arange(8, dtype=np.uint8)[:, None], random.integers(0, 256, (8, 3072), dtype=np.uint8)
+        (folder / name).write_bytes(np.hstack([labels, pixels]).tobytes())
+    (folder / "batches.meta.txt").write_text("\n".join(f"class{number}" for number in range(10)))
+    return root
+
+
+def test_training_on_a_folder_of_mixed_images(tmp_path: Path, train_words: Words) -> None:
+    words = train_words(tmp_path / "run", "--batch", "8", source=picture_folder(tmp_path / "pictures"))
+    assert main(words) == 0
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.data.classes == ("dark", "light")
+    assert folder.data.image_shape == (3, 32, 32)
+    assert folder.finished
+
+
+def test_training_on_official_cifar_files(tmp_path: Path, train_words: Words) -> None:
+    words = train_words(tmp_path / "run", "--batch", "8", "--data-root", str(cifar_files(tmp_path)), source="cifar10")
+    assert main(words) == 0
+    folder = RunFolder.open(tmp_path / "run")
+    assert (folder.data.name, folder.data.image_shape, len(folder.data.classes)) == ("cifar10", (3, 32, 32), 10)
+    assert folder.load_evaluation()["n"] == 8
+
+
+@pytest.mark.parametrize("router", ["cnn", "rnn"])
+def test_every_router_trains_and_resumes(tmp_path: Path, train_words: Words, router: str) -> None:
+    words = train_words(tmp_path / "run", "--router", router)
+    assert main(words) == 0
+    assert main([*words, "--resume"]) == 0
+
+
+def test_without_a_folder_the_run_is_named_after_what_it_is(
+    tmp_path: Path, train_words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = train_words(Path("x"), "--no-routed", "--seed", "3")
+    place = words.index("--out")
+    assert main(words[:place] + words[place + 2 :]) == 0
+    assert RunFolder.open(Path("runs/few-resnet20-static-seed3")).finished
+
+
+def test_flags_replace_a_presets_values_one_by_one() -> None:
+    args = flags("digits", "--preset", "demo", "--epochs", "3")
+    assert (args.network.arch, args.losses.budget) == ("resnet20", 0.6)
+    assert (args.schedule.epochs, args.schedule.finetune) == (3, 6)
+    assert flags("digits", "--preset=quick").losses.alpha == 1.0
+    assert flags("digits").schedule.epochs == 250
+
+
+@pytest.mark.parametrize(
+    ("words", "compile", "amp"),
+    [([], False, False), (["--compile"], True, False), (["--amp"], False, True)],
+)
+def test_nothing_is_compiled_on_a_cpu_unless_asked(words: list[str], compile: bool, amp: bool) -> None:
+    args = flags("digits", "--device", "cpu", *words)
+    assert (args.compile, args.amp) == (compile, amp)
+
+
+def test_a_run_goes_on_with_the_same_words_and_resume(
+    tmp_path: Path, train_words: Words, finished_run: Path, capsys: Said
+) -> None:
+    assert main(train_words(finished_run, "--resume")) == 0
+    said = capsys.readouterr()
+    assert "finished already" in said.err
+    assert main(train_words(tmp_path / "new", "--resume")) == 0  # where there is none, it is begun

@@ -1,0 +1,118 @@
+"""Real runs, small enough to be made in a second, and what many tests need to make their own."""
+
+import contextlib
+import io
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from codinet.cli import main
+from codinet.config import NetworkConfig, RunConfig, ScheduleConfig, resolve
+from codinet.data import Dataset, load
+from codinet.data.digits import load_digits
+from codinet.files import load_tensors
+
+# Runs note their commit; asking git each time would be slow.
+os.environ.setdefault("CODINET_COMMIT", "tests")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Workers of pytest-xdist share the cores, and sums in one order are equal bit for bit."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def digits_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 + 40 of the digits."""
+    digits = load_digits()
+    file = tmp_path_factory.mktemp("data") / "few.npz"
+    np.savez(
+        file,
+        x_train=digits.train.images_NCHW[:64, 0].numpy(),
+        y_train=digits.train.labels_N[:64].numpy(),
+        x_test=digits.test.images_NCHW[:40, 0].numpy(),
+        y_test=digits.test.labels_N[:40].numpy(),
+    )
+    return file
+
+
+@pytest.fixture(scope="session")
+def few(digits_npz: Path) -> Dataset:
+    """The same 64 + 40 digits, loaded."""
+    return load(str(digits_npz), Path())
+
+
+@pytest.fixture(scope="session")
+def small_run(digits_npz: Path) -> RunConfig:
+    """2 + 1 epochs of four steps."""
+    return resolve(
+        RunConfig(
+            str(digits_npz),
+            network=NetworkConfig(arch="resnet20"),
+            schedule=ScheduleConfig(epochs=2, finetune=1, batch=16),
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def train_words(digits_npz: Path) -> Callable[..., list[str]]:
+    """The words of a command that trains 1 + 1 epochs of four steps into a folder."""
+
+    def words(out: Path, *more: str, source: Path | str = digits_npz) -> list[str]:
+        schedule = ["--epochs", "1", "--finetune", "1", "--batch", "16"]
+        return ["train", str(source), "--arch", "resnet20", *schedule, "--device", "cpu", "--out", str(out), *more]
+
+    return words
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, train_words: Callable[..., list[str]]) -> Path:
+    """A finished run folder; tests leave it as it is."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(train_words(out)) == 0
+    return out
+
+
+@pytest.fixture
+def own_run(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run folder to spoil."""
+    return shutil.copytree(finished_run, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def assert_same_run() -> Callable[[Path, Path], None]:
+    """Two run folders hold the same weights, bit for bit, the same metrics and the same figures."""
+
+    def check(one: Path, other: Path) -> None:
+        ours, theirs = (load_tensors(folder / "model.safetensors")[0] for folder in (one, other))
+        assert ours.keys() == theirs.keys()
+        assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+        for name in ("metrics.jsonl", "evaluation.json"):
+            assert (one / name).read_text() == (other / name).read_text()
+
+    return check
+
+
+@pytest.fixture
+def disk_of() -> Callable[[int], AbstractContextManager[None]]:
+    """Within `disk_of(n)` no file of this process can grow beyond n bytes."""
+
+    @contextlib.contextmanager
+    def limit(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # Python ignores the signal, so writes just fail
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit

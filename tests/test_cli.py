@@ -1,0 +1,132 @@
+import importlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+import codinet
+from codinet.cli import VERBS, main
+from codinet.commands import models
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_the_overview_names_every_verb(words: list[str], capsys: Said) -> None:
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert all(f"  {verb}" in said.out and what in said.out for verb, what in VERBS.items())
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_its_flags(verb: str, capsys: Said) -> None:
+    assert main([verb, "--help"]) == 0
+    said = capsys.readouterr()
+    assert f"usage: codinet {verb}" in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_flags_and_a_function(verb: str) -> None:
+    module = importlib.import_module(f"codinet.commands.{verb}")
+    assert callable(module.run)
+    assert module.Args
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_the_version(word: str, capsys: Said) -> None:
+    assert main([word]) == 0
+    assert capsys.readouterr().out == f"codinet {codinet.__version__}\n"
+
+
+class Terminal(io.StringIO):
+    """What stdout looks like to tyro when a person sits before it."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stdout", [io.StringIO, Terminal, io.BytesIO], ids=["pipe", "terminal", "utf-8 pipe"])
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["x", "--badflag", "3"], "Unrecognized options: --badflag, 3; see codinet train --help."),
+        (
+            ["x", "--epoch", "3"],
+            "Unrecognized options: --epoch, 3 (perhaps you meant --epochs); see codinet train --help.",
+        ),
+        (["x", "--epochs", "many"], "Error parsing --epochs: invalid literal for int() with base 10: 'many'"),
+        (["x", "--epochs"], "Missing value for argument '--epochs'. Expected 1 values; see codinet train --help."),
+        (
+            ["x", "--router", "fcc"],
+            "invalid choice 'fcc' for argument '--router'. Expected one of ('fc', 'cnn', 'rnn')",
+        ),
+        ([], "Missing from codinet train: STR digits, cifar10"),
+    ],
+)
+def test_a_wrong_flag_is_told_in_one_sentence_wherever_it_is_read(
+    words: list[str], sentence: str, stdout: type, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stdout(), "utf-8") if stdout is io.BytesIO else stdout())
+    assert main(["train", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"codinet: {sentence}")
+    assert said.endswith("see codinet train --help.\n")
+    assert said.count("\n") == 1
+    assert not set("\x1b│─") & set(said)
+
+
+def test_a_verb_that_is_nearly_right(capsys: Said) -> None:
+    assert main(["trian"]) == 2
+    assert "perhaps you meant train" in capsys.readouterr().err
+
+
+def raising(error: BaseException) -> Callable[[object], NoReturn]:
+    def run(args: object) -> NoReturn:
+        raise error
+
+    return run
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    monkeypatch.setattr(models, "run", raising(KeyboardInterrupt()))
+    assert main(["models"]) == 130
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_what_the_system_refuses_is_told_in_one_sentence(capsys: Said) -> None:
+    assert main(["eval", "x" * 300]) == 2
+    assert capsys.readouterr().err.endswith("xxx: File name too long; check the path.\n")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "run", raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        main(["models"])
+
+
+def test_the_package_runs_as_a_module_and_survives_a_reader_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    command = [sys.executable, "-m", "codinet", "data", "list", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+@pytest.mark.parametrize("words", [["data", "list"], ["data", "verify", "digits"]])
+def test_json_is_one_document_and_all_there_is_on_stdout(words: list[str], capsys: Said) -> None:
+    assert main([*words, "--json"]) == 0
+    said = capsys.readouterr()
+    assert isinstance(json.loads(said.out), dict)
+    assert said.err == ""

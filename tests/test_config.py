@@ -1,0 +1,157 @@
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codinet.backbones import ARCHITECTURES
+from codinet.config import (
+    DEFAULT_BUDGET,
+    DataConfig,
+    LossConfig,
+    NetworkConfig,
+    RunConfig,
+    ScheduleConfig,
+    from_dict,
+    resolve,
+    to_dict,
+)
+from codinet.errors import UserError
+
+number = st.floats(allow_nan=False, allow_infinity=False)
+CONFIGS = st.builds(
+    RunConfig,
+    source=st.text(),
+    data=st.builds(DataConfig, image_size=st.none() | st.integers(), holdout=st.integers()),
+    network=st.builds(
+        NetworkConfig, arch=st.sampled_from(list(ARCHITECTURES)), routed=st.booleans(), tau=number | st.integers()
+    ),
+    losses=st.builds(LossConfig, budget=st.none() | number, gamma=st.none() | number, alpha=number, m_d=number),
+    schedule=st.builds(ScheduleConfig, epochs=st.integers(), batch=st.none() | st.integers(), lr=number),
+    seed=st.integers(),
+)
+
+
+def run(**parts: Any) -> RunConfig:
+    """A config with some entries set, named by part: run(losses={"budget": 1})."""
+    config = RunConfig("digits")
+    changes = {
+        part: dataclasses.replace(getattr(config, part), **values) if isinstance(values, dict) else values
+        for part, values in parts.items()
+    }
+    return dataclasses.replace(config, **changes)
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(CONFIGS)
+def test_json_gives_back_the_same_config(config: RunConfig) -> None:
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"speed": 3}, "config .*unknown or missing entries speed"),
+        ({"seed": None}, "config.seed holds None"),
+        ({"seed": True}, "config.seed holds True"),
+        ({"seed": 1.0}, "config.seed holds 1.0"),
+        ({"source": 3}, "config.source holds 3"),
+        ({"losses": []}, r"config.losses should hold named values, not \[\]"),
+        ({"losses": {}}, "config.losses .*unknown or missing entries alpha, beta"),
+        ({"schedule": {**to_dict(run())["schedule"], "schedule": "linear"}}, "config.schedule.schedule holds 'linear'"),
+        ({"network": {**to_dict(run())["network"], "tau": "1"}}, "config.network.tau holds '1'"),
+        ({"network": {**to_dict(run())["network"], "routed": 1}}, "config.network.routed holds 1"),
+    ],
+)
+def test_entries_that_do_not_fit_are_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        from_dict({**to_dict(run()), **change})
+
+
+def test_a_missing_entry_is_named() -> None:
+    values = to_dict(run())
+    del values["network"]["router"]
+    with pytest.raises(UserError, match=r"config.network .*entries router"):
+        from_dict(values)
+
+
+def test_a_whole_number_stands_for_a_float() -> None:
+    values = to_dict(run())
+    values["network"]["tau"] = 2
+    assert from_dict(values).network.tau == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "budget"),
+    [
+        (run(), DEFAULT_BUDGET),
+        (run(losses={"budget": 0.4}), 0.4),
+        (run(losses={"gamma": 0.1}), None),
+        (run(network={"routed": False}), None),
+    ],
+)
+def test_the_budget_that_is_not_given(config: RunConfig, budget: float | None) -> None:
+    assert resolve(config).losses.budget == budget
+
+
+def test_the_batch_that_is_not_given_depends_on_the_device() -> None:
+    assert resolve(run(), gpu=True).schedule.batch == 512
+    assert resolve(run(), gpu=False).schedule.batch == 64
+    assert resolve(run(schedule={"batch": 7}), gpu=True).schedule.batch == 7
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    assert resolve(resolve(run())) == resolve(run())
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"network": {"arch": "resnet21"}}, "'resnet21' is no architecture .*perhaps you meant resnet"),
+        ({"network": {"router": "fcc"}}, "no router known here; perhaps you meant fc"),
+        ({"network": {"relaxation": "gumble"}}, "perhaps you meant gumbel"),
+        ({"network": {"tau": 0}}, "--tau 0"),
+        ({"losses": {"budget": 0.0}}, "budget of 0 "),
+        ({"losses": {"budget": 1.01}}, "budget of 1.01"),
+        ({"losses": {"budget": 0.5, "gamma": 0.1}}, "--budget and --gamma exclude each other"),
+        ({"losses": {"gamma": -0.1}}, "must not be negative"),
+        ({"losses": {"alpha": -1.0}}, "must not be negative"),
+        ({"losses": {"m_d": float("nan")}}, "--m-d nan is not a finite number"),
+        ({"losses": {"budget": float("nan")}}, "--budget nan"),
+        ({"schedule": {"warmup": float("inf")}}, "--warmup inf"),
+        ({"schedule": {"warmup": -1.0}}, "must not be negative"),
+        ({"schedule": {"batch": 1}}, "--batch 1 is too small"),
+        ({"schedule": {"views": 0}}, "--views 0"),
+        ({"schedule": {"views": 1}}, "use --views 2 or --alpha 0"),
+        ({"schedule": {"epochs": 0}}, "--epochs 0"),
+        ({"schedule": {"finetune": -1}}, "--finetune -1"),
+        ({"schedule": {"lr": 0.0}}, "above 0"),
+        ({"schedule": {"finetune_lr": -1.0}}, "above 0"),
+        ({"schedule": {"momentum": 1.0}}, "--momentum 1"),
+        ({"schedule": {"weight_decay": -1.0}}, "--weight-decay"),
+        ({"data": {"holdout": -1}}, "--holdout"),
+        ({"data": {"image_size": 4}}, "--image-size"),
+        ({"seed": -1}, "--seed -1 is out of range"),
+        ({"seed": 2**32}, "--seed 4294967296 is out of range"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(parts: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        resolve(run(**parts))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"schedule": {"views": 1}, "losses": {"alpha": 0.0}},
+        {"schedule": {"views": 1}, "network": {"routed": False}},
+        {"schedule": {"finetune": 0}},
+        {"losses": {"budget": 1.0}},
+        {"losses": {"gamma": 0.0}},
+        {"seed": 2**32 - 1},
+    ],
+)
+def test_values_at_the_edge_are_taken(parts: dict[str, Any]) -> None:
+    resolve(run(**parts))

@@ -1,0 +1,112 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from codinet import RoutedOutput, create_model
+from codinet.cost import CostTable, block_costs
+from codinet.evaluate import evaluate
+
+# Skipping all costs 100 + 5 + 2; running the first block adds 10, the second 20 - 5.
+TABLE = CostTable(run_N=(10, 20), skip_N=(0, 5), router_N=(1, 1), fixed=100, image_shape=(1, 2, 2), paper_unit=2)
+PATHS = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
+LABELS = torch.tensor([0, 1, 1, 0])
+
+
+def batches(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Images whose only content is their number."""
+    yield from zip(torch.arange(4).split(size), LABELS.split(size), strict=True)
+
+
+def routed(path_TN: torch.Tensor) -> Callable[[torch.Tensor], RoutedOutput]:
+    """Answers class 0 for all with probability 0.8, and routes image t along row t."""
+
+    def model(number_B: torch.Tensor) -> RoutedOutput:
+        path_BN = path_TN[number_B]
+        logits_BK = torch.tensor([0.8, 0.2]).log().expand(len(number_B), 2)
+        return RoutedOutput(logits_BK, torch.stack([torch.zeros_like(path_BN), path_BN], dim=-1), path_BN)
+
+    return model
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_a_worked_example(size: int) -> None:
+    found = evaluate(routed(PATHS), batches(size), TABLE)
+    assert found.accuracy == 50
+    assert found.loss == pytest.approx(-(torch.tensor([0.8, 0.2]).log().mean().item()))
+    assert found.macs == (3 * 117 + 132) / 4
+    assert found.paper_gmaccs == pytest.approx(found.macs * 2 / 1e9)
+    assert found.cost_share == pytest.approx(found.macs / 130)
+    assert found.mean_blocks == 1.25
+    assert found.distinct_paths == 2
+    assert found.path_entropy == pytest.approx(0.811278, abs=1e-6)  # of shares 3/4 and 1/4
+    assert (found.always_on, found.always_off) == (1, 0)
+    assert found.n == 4
+    assert not found.collapsed
+
+
+def test_the_table_has_a_row_for_each_image_in_order() -> None:
+    paths = evaluate(routed(PATHS), batches(3), TABLE).paths
+    assert paths.path_TN.dtype == torch.uint8
+    assert paths.path_TN.tolist() == PATHS.int().tolist()
+    assert paths.label_T.tolist() == LABELS.tolist()
+    assert paths.prediction_T.tolist() == [0, 0, 0, 0]
+    assert paths.confidence_T.tolist() == pytest.approx([0.8] * 4)
+    assert paths.macs_T.tolist() == [117, 117, 132, 117]
+    assert paths.run_probability_TN[0].tolist() == pytest.approx([0.731059, 0.5], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("paths", "bits", "on", "off"),
+    [
+        ([[0, 0], [0, 1], [1, 0], [1, 1]], 2.0, 0, 0),
+        ([[0, 0], [0, 0], [1, 0], [0, 0]], 0.811278, 0, 1),
+        ([[0, 1], [0, 1], [0, 1], [0, 1]], 0.0, 1, 1),
+        ([[1, 1], [1, 1], [1, 1], [1, 1]], 0.0, 2, 0),
+    ],
+)
+def test_entropy_and_constant_blocks(paths: list[list[int]], bits: float, on: int, off: int) -> None:
+    found = evaluate(routed(torch.tensor(paths).float()), batches(2), TABLE)
+    assert found.path_entropy == pytest.approx(bits, abs=1e-6)
+    assert (found.always_on, found.always_off) == (on, off)
+    assert found.collapsed == (bits == 0)
+
+
+def test_the_summary_is_the_figures_without_the_table() -> None:
+    found = evaluate(routed(PATHS), batches(4), TABLE)
+    assert set(found.summary()) == {
+        *("accuracy", "loss", "macs", "paper_gmaccs", "cost_share", "mean_blocks", "distinct_paths"),
+        *("path_entropy", "always_on", "always_off", "n"),
+    }
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_network_is_evaluated_twice_alike_and_left_as_it_was(training: bool) -> None:
+    torch.manual_seed(0)
+    model = create_model("resnet20", num_classes=2, in_channels=1).train(training)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    table = block_costs(model, (1, 8, 8))
+    loader = [(torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 0])) for _ in range(2)]
+    one, other = evaluate(model, loader, table), evaluate(model, loader, table)
+    assert one.summary() == other.summary()
+    assert all(torch.equal(a, b) for a, b in zip(one.paths, other.paths, strict=True))
+    assert model.training is training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_mode_is_restored_even_when_the_images_do_not_fit() -> None:
+    model = create_model("resnet20", in_channels=1).train()
+    with pytest.raises(RuntimeError):
+        evaluate(model, [(torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))], block_costs(model, (1, 8, 8)))
+    assert model.training
+
+
+def test_what_does_not_matter_for_a_row_is_the_rest_of_its_batch() -> None:
+    torch.manual_seed(0)
+    model = create_model("resnet20", num_classes=2, in_channels=1)
+    images, labels = torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 0, 1, 0, 1])
+    table = block_costs(model, (1, 8, 8))
+    whole = evaluate(model, [(images, labels)], table).paths
+    single = evaluate(model, zip(images.split(1), labels.split(1), strict=True), table).paths
+    assert torch.equal(whole.path_TN, single.path_TN)
+    assert torch.allclose(whole.confidence_T, single.confidence_T, atol=1e-5)

@@ -1,0 +1,148 @@
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from codinet.errors import UserError
+from codinet.files import DamagedError, load_tensors, read_json, save_tensors, sweep, write, write_json
+
+TENSORS = {
+    "weights": torch.tensor([[1.5, -2.0], [0.0, 3.25]]),
+    "half": torch.tensor([0.1, 7.0], dtype=torch.bfloat16),
+    "count": torch.tensor(3),
+    "mask": torch.tensor([True, False]),
+    "none": torch.zeros(0, 4),
+    "turned": torch.arange(6).reshape(2, 3).T,
+}
+
+
+def test_content_replaces_what_was_there_and_nothing_else_is_left(tmp_path: Path) -> None:
+    write(tmp_path / "file", b"old")
+    write(tmp_path / "file", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_a_full_disk_leaves_the_old_file_as_it_was(
+    tmp_path: Path, disk_of: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    write(tmp_path / "file", b"old")
+    with disk_of(100), pytest.raises(UserError, match=r"Could not write .*file: File too large; free some space"):
+        write(tmp_path / "file", b"new" * 100)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("below", ["missing/file", "in_the_way/file"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / "in_the_way").write_text("a file, not a folder")
+    with pytest.raises(UserError, match=f"Could not write .*{below}"):
+        write(tmp_path / below, b"content")
+
+
+def test_sweeping_removes_what_killed_writers_left(tmp_path: Path) -> None:
+    for name in (".model.safetensors.123.tmp", "model.safetensors", "notes.tmp"):
+        (tmp_path / name).write_text("x")
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "notes.tmp"]
+    sweep(tmp_path / "missing")
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    content = {"γ": [1, 2.5, None], "nested": {"yes": True}}
+    write_json(tmp_path / "a.json", content)
+    assert read_json(tmp_path / "a.json") == content
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": ', b"\xff\xfe\x00", b"\x00"])
+def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(DamagedError, match=r"a\.json cannot be read as JSON"):
+        read_json(tmp_path / "a.json")
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\.json does not exist; is .* a run folder"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(UserError, match=r"a\.safetensors does not exist; is .* a finished run folder"):
+        load_tensors(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("about", [None, {"epoch": 3, "names": ["a", "β"]}])
+def test_tensors_come_back_bit_for_bit(tmp_path: Path, about: Any) -> None:
+    save_tensors(tmp_path / "a.safetensors", TENSORS, about)
+    tensors, note = load_tensors(tmp_path / "a.safetensors")
+    assert note == about
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor)
+
+
+def test_equal_contents_are_equal_files(tmp_path: Path) -> None:
+    contents = set()
+    for _ in range(8):
+        save_tensors(tmp_path / "a.safetensors", TENSORS, {"name": "β"})
+        contents.add((tmp_path / "a.safetensors").read_bytes())
+    assert len(contents) == 1
+
+
+def test_anyone_can_read_the_tensors(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a.safetensors", TENSORS)
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["weights"], TENSORS["weights"])
+
+
+def test_gradients_are_left_out(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a.safetensors", {"w": torch.ones(2, requires_grad=True)})
+    assert not load_tensors(tmp_path / "a.safetensors")[0]["w"].requires_grad
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_tensors(file, {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(7)}, {"epoch": 1})
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            spoilt = bytearray(whole)
+            spoilt[place] ^= 1 << bit
+            file.write_bytes(spoilt)
+            try:
+                tensors, about = load_tensors(file)
+            except DamagedError:
+                continue
+            # What is not noticed may only be what carries no meaning.
+            assert tensors["w"].tolist() == [1.0, 2.0]
+            assert tensors["n"].item() == 7
+            assert about == {"epoch": 1}
+
+
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_tensors(file, {"w": torch.tensor([1.0, 2.0])})
+    whole = file.read_bytes()
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        with pytest.raises(DamagedError, match=r"a\.safetensors"):
+            load_tensors(file)
+
+
+def test_a_file_without_a_seal_is_refused(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(DamagedError, match="was not written by codinet"):
+        load_tensors(tmp_path / "foreign.safetensors")
+
+
+def test_the_description_is_sealed_too(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_tensors(file, {"w": torch.ones(2)}, {"epoch": 1})
+    content = file.read_bytes()
+    note, changed = (json.dumps(json.dumps({"epoch": epoch})).encode() for epoch in (1, 2))
+    assert note in content
+    file.write_bytes(content.replace(note, changed))
+    with pytest.raises(DamagedError, match="do not match its checksum"):
+        load_tensors(file)

@@ -1,0 +1,183 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from codinet import create_model
+from codinet.config import RunConfig
+from codinet.cost import block_costs
+from codinet.data import Dataset, Split
+from codinet.data.resident import Resident
+from codinet.errors import UserError
+from codinet.evaluate import evaluate
+from codinet.files import DamagedError, load_tensors, save_tensors
+from codinet.runs import DataBrief, RunFolder, build_model, load_weights
+
+
+@pytest.fixture
+def folder(tmp_path: Path, small_run: RunConfig, few: Dataset) -> RunFolder:
+    """A run that has just begun."""
+    return RunFolder.create(tmp_path / "deep" / "run", small_run, DataBrief.of(few), {"torch": "2"})
+
+
+def test_a_folder_is_opened_as_it_was_created(folder: RunFolder) -> None:
+    assert RunFolder.open(folder.path) == folder
+
+
+def test_the_brief_says_what_a_network_needs_of_its_data(few: Dataset) -> None:
+    brief = DataBrief.of(few)
+    assert (brief.name, brief.image_shape, len(brief.classes)) == ("few", (1, 8, 8), 10)
+    assert brief == DataBrief.of(replace(few, pad=7))
+
+
+def change_a_label(data: Dataset) -> Dataset:
+    labels_N = data.train.labels_N.clone()
+    labels_N[0] += 1
+    return replace(data, train=Split(data.train.images_NCHW, labels_N))
+
+
+def change_a_pixel(data: Dataset) -> Dataset:
+    images_NCHW = data.test.images_NCHW.clone()
+    images_NCHW[-1, 0, 0, 0] += 1
+    return replace(data, test=Split(images_NCHW, data.test.labels_N))
+
+
+def change_the_order(data: Dataset) -> Dataset:
+    return replace(data, train=data.train.subset(torch.arange(len(data.train)).flip(0)))
+
+
+@pytest.mark.parametrize("change", [change_a_label, change_a_pixel, change_the_order])
+def test_other_data_has_another_digest(few: Dataset, change: Callable[[Dataset], Dataset]) -> None:
+    assert DataBrief.of(change(few)).sha256 != DataBrief.of(few).sha256
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, small_run: RunConfig, few: Dataset) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"Cannot make the run folder .*file/run: Not a directory"):
+        RunFolder.create(tmp_path / "file" / "run", small_run, DataBrief.of(few), {})
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"There is no run folder .*none; make one with codinet train"):
+        RunFolder.open(tmp_path / "none")
+    with pytest.raises(UserError, match=r"config\.json does not exist"):
+        RunFolder.open(tmp_path)
+
+
+def drop(*keys: str) -> Callable[[dict[str, Any]], Any]:
+    def change(content: dict[str, Any]) -> Any:
+        inner = content
+        for key in keys[:-1]:
+            inner = inner[key]
+        del inner[keys[-1]]
+        return content
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: [content], "TypeError"),
+        (lambda content: "text", "TypeError"),
+        (lambda content: {**content, "format": 7}, "its format is 7, and this version reads 1"),
+        (lambda content: {**content, "data": []}, "AttributeError"),
+        (lambda content: {**content, "data": {}}, "TypeError"),
+        (drop("environment"), "environment"),
+        (drop("config"), "config"),
+        (drop("data", "sha256"), "sha256"),
+        (drop("config", "network", "arch"), "missing entries arch"),
+    ],
+)
+def test_a_config_of_another_kind_is_refused(folder: RunFolder, change: Callable[[Any], Any], words: str) -> None:
+    file = folder.path / "config.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(DamagedError, match=rf"config\.json is not a run's config \(.*{words}.*\); restore it or train"):
+        RunFolder.open(folder.path)
+
+
+def test_a_new_run_has_no_metrics_and_is_not_finished(folder: RunFolder) -> None:
+    assert folder.metrics() == []
+    assert not folder.finished
+    with pytest.raises(UserError, match=r"holds no finished network; finish it with codinet train … --resume"):
+        folder.load_model()
+
+
+def test_metrics_are_added_line_by_line(folder: RunFolder) -> None:
+    folder.add_metrics({"epoch": 1})
+    folder.add_metrics({"epoch": 2})
+    assert folder.metrics() == [{"epoch": 1}, {"epoch": 2}]
+    folder.keep_metrics(folder.metrics()[:1])
+    assert folder.metrics() == [{"epoch": 1}]
+
+
+@pytest.mark.parametrize("cut", ['{"epoch": 2, "lo', "{", '{"epoch": 2, "loss": 1.5'])
+def test_a_line_cut_short_is_left_out(folder: RunFolder, cut: str) -> None:
+    folder.add_metrics({"epoch": 1})
+    with folder.metrics_file.open("a") as file:
+        file.write(cut)
+    assert folder.metrics() == [{"epoch": 1}]
+
+
+def test_results_come_back_as_they_were_saved(folder: RunFolder, few: Dataset) -> None:
+    model = build_model(folder.config.network, folder.data)
+    resident = Resident.of(few.test, few, torch.device("cpu"))
+    evaluation = evaluate(model, resident.batches(20), block_costs(model, few.image_shape))
+    folder.save_results(model, evaluation)
+    assert folder.finished
+    assert folder.load_evaluation() == evaluation.summary()
+    assert all(torch.equal(a, b) for a, b in zip(folder.load_paths(), evaluation.paths, strict=True))
+    loaded = folder.load_model()
+    assert not loaded.training
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_a_finished_run_says_how_it_reached_its_figures(finished_run: Path) -> None:
+    folder = RunFolder.open(finished_run)
+    rows = folder.metrics()
+    assert [(row["stage"], row["epoch"], row["watched"]) for row in rows] == [
+        ("joint", 1, "test"),
+        ("finetune", 1, "test"),
+    ]
+    assert folder.finished
+    assert rows[-1]["accuracy"] == folder.load_evaluation()["accuracy"]
+    assert len(folder.load_paths().label_T) == folder.load_evaluation()["n"] == 40
+    assert sorted(path.name for path in finished_run.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "evaluation.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "paths.safetensors",
+    ]
+
+
+def test_weights_of_another_network_are_refused(own_run: Path) -> None:
+    file = own_run / "model.safetensors"
+    model = create_model("resnet32", in_channels=1)
+    save_tensors(file, model.state_dict())
+    with pytest.raises(UserError, match=r"weights of another network: .* does not fit resnet20 \(nor do \d+ more\)"):
+        RunFolder.open(own_run).load_model()
+
+
+def test_one_weight_of_another_shape_is_named(own_run: Path) -> None:
+    file = own_run / "model.safetensors"
+    tensors, _ = load_tensors(file)
+    tensors["fc.weight"] = tensors["fc.weight"][:, :3]
+    model = create_model("resnet20", in_channels=1)
+    with pytest.raises(UserError, match=r"another network: fc\.weight does not fit resnet20; restore"):
+        load_weights(model, tensors, file)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "paths.safetensors"])
+def test_damaged_results_are_refused(own_run: Path, name: str) -> None:
+    content = bytearray((own_run / name).read_bytes())
+    content[-5] ^= 1
+    (own_run / name).write_bytes(content)
+    folder = RunFolder.open(own_run)
+    with pytest.raises(DamagedError, match=f"{name} is damaged"):
+        folder.load_model() if name.startswith("model") else folder.load_paths()

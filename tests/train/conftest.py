@@ -1,0 +1,83 @@
+"""A network small enough to follow by hand, and a step on it."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from codinet.backbones import BasicBlock, Block
+from codinet.config import LossConfig, RunConfig, ScheduleConfig, resolve
+from codinet.cost import block_costs
+from codinet.data.resident import Resident
+from codinet.model import RoutedNetwork
+from codinet.routers import ROUTERS
+from codinet.train.budget import BudgetController
+from codinet.train.stages import stages_of
+from codinet.train.step import Step
+
+CPU = torch.device("cpu")
+
+
+class TwoBlocks(RoutedNetwork):
+    """A stem of four channels, two routed blocks, three classes."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.body = nn.ModuleList(BasicBlock(4, 4, 1, "3x3") for _ in range(2))
+        self.fc = nn.Linear(4, 3)
+        self.routers = ROUTERS["fc"]([4, 4])
+        self.paper_unit = 2
+
+    def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.conv(images_BCHW).relu()
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        return list(self.body)  # type: ignore[arg-type]
+
+    def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.fc(x_BCHW.mean(dim=(2, 3)))
+
+
+@pytest.fixture(scope="session")
+def two_blocks() -> Callable[[int], RoutedNetwork]:
+    """The network with the weights of a seed."""
+    return TwoBlocks
+
+
+@pytest.fixture(scope="session")
+def dozen() -> Resident:
+    """Twelve random images of three classes."""
+    generator = torch.Generator().manual_seed(0)
+    images_NCHW = torch.randint(0, 256, (12, 1, 6, 6), dtype=torch.uint8, generator=generator)
+    return Resident(images_NCHW, torch.arange(12) % 3, torch.tensor([128.0]), torch.tensor([74.0]))
+
+
+@pytest.fixture
+def make_step(dozen: Resident) -> Callable[..., Step]:
+    """A step of a stage (0: joint, 1: finetune) on the dozen images, four at a time."""
+
+    def make(
+        model: RoutedNetwork,
+        losses: LossConfig | None = None,
+        *,
+        stage: int = 0,
+        views: int = 2,
+        pad: int = 1,
+        flip: bool = True,
+        amp: bool = False,
+    ) -> Step:
+        schedule = ScheduleConfig(epochs=10, finetune=5, batch=4, views=views, weight_decay=0.01)
+        config = resolve(RunConfig("dozen", losses=losses or LossConfig(), schedule=schedule))
+        budget = config.losses.budget
+        controller = BudgetController(budget, steps=100, device=CPU) if budget is not None else None
+        table = block_costs(model, (1, 6, 6))
+        step = Step(model, dozen, table, config, stages_of(config)[stage], controller, pad=pad, flip=flip, amp=amp)
+        step.index_L.copy_(torch.arange(4))
+        step.lr.fill_(0.1)
+        return step
+
+    return make

@@ -1,0 +1,114 @@
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codinet.train.budget import BudgetController, find_threshold
+
+CPU = torch.device("cpu")
+
+
+def controller(budget: float = 0.6, progress: float = 1.0) -> BudgetController:
+    made = BudgetController(budget, steps=1000, device=CPU)
+    made.aim(progress)
+    return made
+
+
+def gammas(made: BudgetController, cost: float, steps: int) -> list[float]:
+    """γ after each of so many batches of that cost."""
+    found = []
+    for _ in range(steps):
+        made.observe(torch.tensor(cost))
+        found.append(made.gamma().item())
+    return found
+
+
+def test_the_target_falls_from_everything_to_the_budget_and_stays() -> None:
+    made = controller()
+    targets = []
+    for progress in torch.linspace(0, 1, 101).tolist():
+        made.aim(progress)
+        targets.append(made.target.item())
+    assert targets[0] == 1
+    assert targets[-1] == pytest.approx(0.6)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(targets))
+    assert min(targets) == pytest.approx(0.6)
+
+
+def test_gamma_rises_while_the_cost_is_above_the_target() -> None:
+    found = gammas(controller(), 1.0, 50)
+    assert found[0] > 0
+    assert all(later > earlier for earlier, later in itertools.pairwise(found))
+
+
+def test_gamma_falls_below_zero_while_the_cost_is_below_the_target() -> None:
+    found = gammas(controller(), 0.2, 5000)
+    assert found[-1] < 0
+    after = found[100:]  # the running cost starts from above
+    assert all(later <= earlier for earlier, later in itertools.pairwise(after))
+
+
+def test_gamma_keeps_still_where_the_cost_is_the_target() -> None:
+    made = controller()
+    made.cost.fill_(0.6)
+    assert gammas(made, 0.6, 100) == pytest.approx([made.gamma().item()] * 100, abs=1e-6)
+    assert made.gamma().item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("cost", "opposite"), [(0.0, 1.0), (1.0, 0.0), (5.0, 0.0)])
+def test_gamma_is_bounded_and_turns_however_long_it_was_pushed(cost: float, opposite: float) -> None:
+    made = controller()
+    *_, before, limit = gammas(made, cost, 5000)
+    assert before == limit
+    assert abs(limit) < 10
+    assert gammas(made, opposite, 5000)[-1] * limit < 0
+
+
+def test_a_controller_goes_on_from_its_state() -> None:
+    one, other = controller(0.5), controller(0.5, progress=0.0)
+    gammas(one, 0.9, 30)
+    for name, tensor in one.state().items():
+        other.state()[name].copy_(tensor)
+    assert gammas(other, 0.7, 10) == gammas(one, 0.7, 10)
+
+
+def test_a_worked_example_of_the_threshold() -> None:
+    # Cost 1 − logit/10 is the budget 0.8 where the logit is 2.
+    threshold = find_threshold(lambda p: 1 - math.log(p / (1 - p)) / 10, 0.8)
+    assert math.log(threshold / (1 - threshold)) == pytest.approx(2, abs=0.01)
+
+
+def staircase(steps: list[tuple[float, float]]) -> Callable[[float], float]:
+    """Cost 1, less each step's height once the threshold's logit passes its place."""
+    return lambda p: 1 - sum(height for place, height in steps if math.log(p / (1 - p)) > place)
+
+
+def test_between_the_steps_of_a_staircase_the_nearer_one_is_taken() -> None:
+    cost = staircase([(-1.0, 0.3), (1.5, 0.3)])  # 1, 0.7, 0.4
+    assert cost(find_threshold(cost, 0.66)) == pytest.approx(0.7)
+    assert cost(find_threshold(cost, 0.45)) == pytest.approx(0.4)
+    assert cost(find_threshold(cost, 0.99)) == pytest.approx(1.0)
+    assert cost(find_threshold(cost, 0.0)) == pytest.approx(0.4)
+
+
+def test_where_no_threshold_matters_the_plain_one_stays() -> None:
+    assert find_threshold(lambda p: 0.7, 0.5) == 0.5
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(
+    st.lists(st.tuples(st.floats(-7, 7), st.floats(0.01, 0.2)), max_size=5),
+    st.floats(0.05, 1),
+)
+def test_no_threshold_comes_much_nearer_on_any_staircase(steps: list[tuple[float, float]], budget: float) -> None:
+    cost = staircase(steps)
+    found = find_threshold(cost, budget, steps=40)
+    assert 0 < found < 1
+    # Each level of the staircase, met in the middle between two places (levels narrower than that do not count).
+    places = sorted({-8.0, *(place for place, _ in steps), 8.0})
+    levels = [cost(1 / (1 + math.exp(-(a + b) / 2))) for a, b in itertools.pairwise(places) if b - a > 1e-6]
+    assert abs(cost(found) - budget) <= min(abs(level - budget) for level in levels) + 5e-4 + 1e-9

@@ -1,0 +1,118 @@
+"""Real kills of real processes, and a real lack of space."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codinet.train import checkpoint
+
+KILLS = 20
+Life = Callable[..., dict[str, Any]]
+Words = Callable[..., list[str]]
+SameRun = Callable[[Path, Path], None]
+
+
+@pytest.fixture(scope="module")
+def life(train_words: Words) -> Iterator[Life]:
+    """Lives a training into a folder, with --resume, to its end or its fate; see lives.py."""
+    driver = Path(__file__).with_name("lives.py")
+    with subprocess.Popen([sys.executable, driver], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lives:
+
+        def live(out: Path, *more: str, **fate: Any) -> dict[str, Any]:
+            assert lives.stdin is not None
+            assert lives.stdout is not None
+            words = train_words(out, "--resume", *more)
+            print(json.dumps({"words": words, "out": str(out), "fate": fate}), file=lives.stdin, flush=True)
+            return json.loads(lives.stdout.readline())
+
+        yield live
+
+
+def finish(life: Life, out: Path, *more: str) -> None:
+    end = life(out, *more)
+    assert end["code"] == 0, end["said"]
+
+
+def test_twenty_kills_leave_no_trace(tmp_path: Path, life: Life, assert_same_run: SameRun) -> None:
+    schedule = ["--epochs", "3", "--finetune", "13"]  # 64 steps, and in the killed run a checkpoint after each
+    began = time.monotonic()
+    finish(life, tmp_path / "whole", *schedule)
+    length = time.monotonic() - began
+
+    # Each life may write three checkpoints at most, so twenty of them cannot reach the end.
+    dice = random.Random(1)
+    kills = caught = 0
+    while kills < KILLS:
+        fate = {"writing": True} if kills % 4 == 3 else {"after": dice.uniform(0, length / 6), "saves": 3}
+        end = life(tmp_path / "killed", *schedule, save_seconds=-1, **fate)
+        assert end["signal"] == signal.SIGKILL, end
+        assert not (tmp_path / "killed" / "evaluation.json").exists()
+        kills += 1
+        caught += end["half"]
+    assert kills == 20
+    assert caught >= 1  # some died while they wrote a checkpoint
+
+    assert (tmp_path / "killed" / "checkpoints").exists()
+    finish(life, tmp_path / "killed", *schedule)
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    assert not list((tmp_path / "killed").rglob("*.tmp"))
+
+
+def test_a_kill_at_every_file_that_is_written_leaves_no_trace(
+    tmp_path: Path, life: Life, assert_same_run: SameRun
+) -> None:
+    finish(life, tmp_path / "whole")
+    out, files = tmp_path / "killed", []
+    for _ in range(20):
+        before = content(out)
+        if life(out, rename="before")["code"] == 0:
+            break  # it was finished, and wrote nothing new
+        assert content(out) == before
+        assert life(out, rename="after")["signal"] == signal.SIGKILL
+        files += sorted(content(out) - before)
+    assert files == [
+        "config.json",
+        "metrics.jsonl",
+        "checkpoints/1-00000-0000000.safetensors",
+        "checkpoints/2-00000-0000000.safetensors",
+        "model.safetensors",
+        "paths.safetensors",
+        "evaluation.json",
+    ]
+    assert_same_run(out, tmp_path / "whole")
+
+
+def content(folder: Path) -> set[str]:
+    """The whole files in a folder."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.*") if path.suffix != ".tmp"}
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path, life: Life, assert_same_run: SameRun) -> None:
+    schedule = ["--epochs", "3"]
+    finish(life, tmp_path / "whole", *schedule)
+    out = tmp_path / "full"
+    assert life(out, *schedule, after=60, saves=1)["signal"] == signal.SIGKILL
+    good = checkpoint.latest(out / "checkpoints", pytest.fail)
+    assert good is not None
+
+    end = life(out, *schedule, disk=1_000_000)
+    assert end["code"] == 2
+    sentence = end["said"].splitlines()[-1]
+    assert sentence.startswith("codinet: Could not write ")
+    assert "File too large; free some space" in sentence
+    assert "Traceback" not in end["said"]
+    assert not end["half"]
+    still = checkpoint.latest(out / "checkpoints", pytest.fail)
+    assert still is not None
+    assert still.position == good.position
+
+    finish(life, out, *schedule)
+    assert_same_run(out, tmp_path / "whole")
