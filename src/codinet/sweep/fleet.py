@@ -1,0 +1,184 @@
+"""Worker processes that train a plan's runs, a few at a time, and what became of each.
+
+A run that fails, or whose process dies, leaves the others alone; its reason is kept, and its words lie in
+its `.log`. Whatever ends the sweep ends the workers (see `worker`), and the same call goes on from there.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from codinet.errors import UserError
+from codinet.sweep.folder import is_finished, keep_plan, log_of, working_in
+from codinet.sweep.grid import Planned
+from codinet.sweep.progress import Progress, epochs_done
+from codinet.sweep.summary import Result, read_result
+from codinet.sweep.words import train_words
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10  # for a worker that was told to end, before it is killed
+
+Command = Callable[[Planned, str | None], list[str]]  # a run and a device → what to start
+
+
+@dataclass(frozen=True)
+class Outcome:
+    results: list[Result] = field(default_factory=list)  # in the plan's order
+    failures: dict[str, str] = field(default_factory=dict)  # name → reason
+
+
+def run(
+    out: Path,
+    planned: Sequence[Planned],
+    *,
+    workers: int = 1,
+    data_root: Path | None = None,
+    devices: Sequence[str | None] = (None,),
+    progress: Progress | None = None,
+    command: Command | None = None,
+) -> Outcome:
+    """Train every run of the plan that `out` does not hold finished, `workers` at a time, devices in turn.
+
+    `command` stands in for the training of a run, in tests.
+    """
+    if workers < 1:
+        raise UserError(f"--workers {workers} would train nothing; use 1 or more.")
+
+    def train(run: Planned, device: str | None) -> list[str]:
+        words = train_words(run.config, out / run.name, data_root=data_root, device=device)
+        return [sys.executable, "-m", "codinet.sweep.worker", *words]
+
+    with working_in(out), progress or Progress() as told:
+        keep_plan(out, planned)
+        failures = _Fleet(out, planned, workers, devices, command or train, told).work()
+        results = []
+        for run in planned:
+            if run.name not in failures:
+                try:
+                    results.append(read_result(out, run))
+                except UserError as error:
+                    failures[run.name] = str(error)
+        return Outcome(results, {run.name: failures[run.name] for run in planned if run.name in failures})
+
+
+@dataclass
+class _Worker:
+    run: Planned
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_start: int  # where this attempt's words begin
+
+
+class _Fleet:
+    def __init__(
+        self,
+        out: Path,
+        planned: Sequence[Planned],
+        workers: int,
+        devices: Sequence[str | None],
+        command: Command,
+        progress: Progress,
+    ) -> None:
+        self.out, self.devices, self.command, self.progress = out, devices, command, progress
+        self.slots: list[_Worker | None] = [None] * workers
+        self.failures: dict[str, str] = {}
+        self.waiting = [run for run in planned if not is_finished(out, run)]
+        progress.begin(planned, [run for run in planned if run not in self.waiting])
+        for run in self.waiting:
+            progress.at(run, epochs_done(out / run.name))
+        progress.started()
+
+    def work(self) -> dict[str, str]:
+        try:
+            while self.waiting or any(self.slots):
+                for place, worker in enumerate(self.slots):
+                    if worker is None and self.waiting:
+                        self._start(place, self.waiting.pop(0))
+                    elif worker is not None and worker.process.poll() is not None:
+                        self.slots[place] = None
+                        self._end(worker)
+                    elif worker is not None:
+                        self.progress.at(worker.run, epochs_done(self.out / worker.run.name))
+                time.sleep(POLL_SECONDS)
+        finally:
+            self._stop()
+        return self.failures
+
+    def _start(self, place: int, run: Planned) -> None:
+        words = self.command(run, self.devices[place % len(self.devices)])
+        log = log_of(self.out, run)
+        try:
+            with log.open("ab") as file:
+                file.write(f"$ {shlex.join(words)}\n".encode())
+                file.flush()
+                start = file.tell()
+                # A session of its own, for Ctrl-C is the sweep's to hear.
+                process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.PIPE,
+                    stdout=file,
+                    stderr=file,
+                    env=self._environment(),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._fail(run, f"could not be started: {error.strerror or error}")
+            return
+        self.slots[place] = _Worker(run, process, log, start)
+
+    def _environment(self) -> dict[str, str]:
+        """Cores are shared out: workers that each use all of them would be in each other's way."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        shared = {"OMP_NUM_THREADS": str(max(1, cores // len(self.slots)))} if len(self.slots) > 1 else {}
+        return {**shared, **os.environ}
+
+    def _end(self, worker: _Worker) -> None:
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()
+        if worker.process.returncode == 0 and is_finished(self.out, worker.run):
+            self.progress.finished(worker.run)
+            return
+        with worker.log.open("rb") as file:
+            file.seek(worker.log_start)
+            said = file.read().decode(errors="replace")
+        self._fail(worker.run, reason(worker.process.returncode, said))
+
+    def _fail(self, run: Planned, why: str) -> None:
+        self.failures[run.name] = why
+        self.progress.failed(run, why)
+
+    def _stop(self) -> None:
+        """End the workers that are left, first by the way they expect."""
+        left = [worker.process for worker in self.slots if worker is not None]
+        for process in left:
+            assert process.stdin is not None
+            process.stdin.close()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for process in left:
+            try:
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def reason(code: int, said: str) -> str:
+    """Why a worker ended as it did, in a line: its own sentence where it has one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    sentences = [line.removeprefix("codinet: ") for line in lines if line.startswith("codinet: ")]
+    if code == 2 and sentences:
+        return sentences[-1]
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"its process was ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    if code == 0:
+        return "its process ended without a result"
+    return f"exit code {code}" + (f": {lines[-1]}" if lines else "")

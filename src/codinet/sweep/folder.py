@@ -1,0 +1,94 @@
+"""A sweep's folder: `sweep.json`, the plan; a run folder and a `.log` for each run; later the results.
+
+One process at a time works in it, and one plan is ever carried out in it.
+"""
+
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from codinet import files
+from codinet.config import to_dict
+from codinet.errors import UserError
+from codinet.runs import RunFolder
+from codinet.sweep.grid import Planned
+
+FORMAT = 1
+PLAN, LOCK = "sweep.json", ".lock"
+
+
+@contextmanager
+def working_in(out: Path) -> Iterator[None]:
+    """Make the folder and keep other sweeps out of it; the lock goes with the process, however that ends."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / LOCK).open("w")
+    except OSError as error:
+        raise UserError(f"Cannot work in the folder {out}: {error.strerror}; choose another --out.") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"Another sweep is at work in {out}; wait for it or choose another --out.") from error
+        yield
+
+
+def keep_plan(out: Path, planned: Sequence[Planned]) -> None:
+    """Write the plan, or see that the one that is there is the same."""
+    runs = [{"name": run.name, "config": to_dict(run.config)} for run in planned]
+    if (out / PLAN).exists():
+        _compare(out, runs)
+        return
+    if any(entry.name != LOCK for entry in out.iterdir()):
+        raise UserError(f"{out} is not empty and holds no sweep; choose another --out.")
+    files.write_json(out / PLAN, {"format": FORMAT, "runs": runs})
+
+
+def is_finished(out: Path, run: Planned) -> bool:
+    """Whether the run's folder holds this run's result; what else it may hold is for the worker to refuse."""
+    try:
+        folder = RunFolder.open(out / run.name)
+    except UserError:
+        return False
+    return folder.finished and folder.config == run.config
+
+
+def log_of(out: Path, run: Planned) -> Path:
+    return out / f"{run.name}.log"
+
+
+def _compare(out: Path, runs: list[dict[str, Any]]) -> None:
+    content = files.read_json(out / PLAN)
+    try:
+        before = {run["name"]: run["config"] for run in content["runs"]}
+        if content["format"] != FORMAT:
+            raise files.DamagedError(f"{out / PLAN} was written by another version of codinet; choose another --out.")
+    except (KeyError, TypeError) as error:
+        raise files.DamagedError(f"{out / PLAN} is not a sweep's plan ({error!r}); choose another --out.") from error
+    now = {run["name"]: run["config"] for run in runs}
+    difference = _difference(before, now)
+    if difference:
+        raise UserError(f"{out} holds another sweep ({difference}); repeat its flags or choose another --out.")
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    for names, verb in ((before.keys() - now.keys(), "has"), (now.keys() - before.keys(), "lacks")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            return f"it {verb} {min(names)}{more}"
+    for name, config in now.items():
+        ours, theirs = _flat(config), _flat(before[name])
+        for key, value in ours.items():
+            if theirs.get(key) != value:
+                return f"{key} was {theirs.get(key)}, now {value}"
+    return None
+
+
+def _flat(config: Any) -> dict[str, Any]:
+    """The innermost entries of nested ones."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= _flat(value) if isinstance(value, dict) else {key: value}
+    return found

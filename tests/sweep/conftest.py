@@ -1,0 +1,53 @@
+"""Plans without training: workers that copy a run folder made beforehand, and start in no time."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codinet import files
+from codinet.config import NetworkConfig, RunConfig, ScheduleConfig
+from codinet.runs import DataBrief, RunFolder
+from codinet.sweep import Grid, Planned, plan
+from codinet.sweep.fleet import Command
+
+
+@pytest.fixture
+def planned() -> list[Planned]:
+    """Four runs: two budgets, two seeds."""
+    base = RunConfig("digits", network=NetworkConfig(arch="resnet20"), schedule=ScheduleConfig(epochs=2, finetune=1))
+    return plan(base, Grid(budget=(0.5, 0.7), seed=(0, 1)))
+
+
+@pytest.fixture
+def figures() -> Callable[..., dict[str, Any]]:
+    def make(**other: float) -> dict[str, Any]:
+        plain = {"accuracy": 90.0, "cost_share": 0.5, "macs": 2e7, "paper_gmaccs": 0.04, "mean_blocks": 4.5}
+        return {**plain, "distinct_paths": 7, "path_entropy": 2.0, "n": 40, **other}
+
+    return make
+
+
+@pytest.fixture
+def fakes(
+    tmp_path: Path, planned: list[Planned], figures: Callable[..., dict[str, Any]]
+) -> Callable[..., tuple[Path, Command]]:
+    """A folder to sweep in, and a command whose runs come to their end, or to what `instead` has them do."""
+
+    def make(instead: dict[str, str] | None = None) -> tuple[Path, Command]:
+        out, made = tmp_path / "sweep", tmp_path / "made"
+        brief = DataBrief("digits", ("0", "1"), (0.5,), (0.5,), (1, 8, 8), "")
+        for run in planned:
+            folder = RunFolder.create(made / run.name, run.config, brief, {"commit": "tests"})
+            folder.keep_metrics([{"epoch": 1}, {"epoch": 2}, {"epoch": 1}])
+            files.write_json(folder.path / "evaluation.json", figures(accuracy=90 + run.config.seed))
+
+        def command(run: Planned, device: str | None) -> list[str]:
+            copy = f"import shutil; shutil.copytree({str(made / run.name)!r}, {str(out / run.name)!r})"
+            return [sys.executable, "-S", "-c", (instead or {}).get(run.name, copy), f"on {device}"]
+
+        return out, command
+
+    return make

@@ -1,0 +1,172 @@
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from codinet.errors import UserError
+from codinet.sweep import Planned, fleet
+from codinet.sweep.fleet import Command, reason, run
+from codinet.sweep.folder import log_of, working_in
+from codinet.sweep.progress import Progress
+
+Fakes = Callable[..., tuple[Path, Command]]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.3)
+
+
+def test_results_stand_in_the_plans_order_and_every_run_has_its_log(planned: list[Planned], fakes: Fakes) -> None:
+    out, command = fakes()
+    outcome = run(out, planned, workers=3, devices=("cuda:0", "cuda:1"), command=command)
+    assert [result.name for result in outcome.results] == [plan.name for plan in planned]
+    assert outcome.failures == {}
+    assert outcome.results[1].figures["accuracy"] == 91
+    assert outcome.results[0].environment == {"commit": "tests"}
+    logs = [log_of(out, plan).read_text() for plan in planned]
+    assert all(log.startswith("$ ") for log in logs)
+    assert ["on cuda:1" in log for log in logs[:3]] == [False, True, False]
+
+
+def test_failing_and_dying_workers_leave_the_others_alone_and_are_tried_again(
+    planned: list[Planned], fakes: Fakes
+) -> None:
+    names = [plan.name for plan in planned]
+    out, command = fakes(
+        {
+            names[0]: "import sys; print('codinet: The disk is full; free some.', file=sys.stderr); sys.exit(2)",
+            names[1]: "import os; os.kill(os.getpid(), 9)",
+            names[2]: "raise RuntimeError('a bug')",
+        }
+    )
+    outcome = run(out, planned, workers=2, command=command)
+    assert [result.name for result in outcome.results] == names[3:]
+    assert outcome.failures == {
+        names[0]: "The disk is full; free some.",
+        names[1]: "its process was ended by SIGKILL, perhaps for want of memory",
+        names[2]: "exit code 1: RuntimeError: a bug",
+    }
+    assert "Traceback" in (out / f"{names[2]}.log").read_text()
+
+    _, whole = fakes()
+    outcome = run(out, planned, workers=2, command=whole)
+    assert len(outcome.results) == 4
+    assert [log_of(out, plan).read_text().count("$ ") for plan in planned] == [2, 2, 2, 1]
+
+
+def test_a_program_that_is_not_there_is_a_failure_like_others(planned: list[Planned], fakes: Fakes) -> None:
+    out, _ = fakes()
+    outcome = run(out, planned[:1], command=lambda _run, _device: ["/nowhere/at/all"])
+    assert "could not be started" in outcome.failures[planned[0].name]
+
+
+def test_ctrl_c_ends_the_workers_even_one_that_does_not_listen(planned: list[Planned], fakes: Fakes) -> None:
+    listens = "import os; print(os.getpid(), flush=True); os.read(0, 1)"
+    names = [plan.name for plan in planned]
+    out, command = fakes(
+        {names[0]: listens, names[1]: "import os, time; print(os.getpid(), flush=True); time.sleep(60)"}
+    )
+
+    class CtrlC(Progress):
+        def at(self, run: Planned, epochs: int) -> None:
+            super().at(run, epochs)
+            logs = [log_of(out, plan) for plan in planned[:2]]
+            if all(log.exists() and len(log.read_text().splitlines()) == 2 for log in logs):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(out, planned, workers=2, progress=CtrlC(), command=command)
+    for name in names[:2]:
+        process = int((out / f"{name}.log").read_text().splitlines()[1])
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+    assert not (out / names[2]).exists()
+    _, whole = fakes()
+    assert len(run(out, planned, workers=2, command=whole).results) == 4
+
+
+def test_a_worker_ends_with_the_sweep_that_started_it() -> None:
+    # What it would train does not exist; it is still being started when its sweep goes.
+    words = [sys.executable, "-m", "codinet.sweep.worker", "train", "nothing.npz"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        worker.stdin.close()
+        assert worker.wait(timeout=60) == 130
+
+
+def test_another_plan_in_the_same_folder_is_refused(planned: list[Planned], fakes: Fakes) -> None:
+    out, command = fakes()
+    run(out, planned, workers=4, command=command)
+    with pytest.raises(UserError, match=r"another sweep \(it has .*budget0.7-seed1\); repeat its flags or choose"):
+        run(out, planned[:3], command=command)
+    with pytest.raises(UserError, match=r"it lacks other and 1 more"):
+        run(out, [*planned, replace(planned[0], name="other"), replace(planned[0], name="still")], command=command)
+    config = replace(planned[0].config, schedule=replace(planned[0].config.schedule, epochs=9))
+    with pytest.raises(UserError, match="epochs was 2, now 9"):
+        run(out, [replace(planned[0], config=config), *planned[1:]], command=command)
+
+
+def test_folders_that_cannot_be_worked_in_are_refused(planned: list[Planned], fakes: Fakes, tmp_path: Path) -> None:
+    out, command = fakes()
+    with working_in(out), pytest.raises(UserError, match="Another sweep is at work"):
+        run(out, planned, command=command)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="choose another --out"):
+        run(tmp_path / "file", planned, command=command)
+    with pytest.raises(UserError, match="not empty"):
+        run(tmp_path, planned, command=command)
+    (out / "sweep.json").write_text('{"runs": 3}')
+    with pytest.raises(UserError, match="not a sweep's plan"):
+        run(out, planned, command=command)
+    (out / "sweep.json").write_text('{"format": 0, "runs": []}')
+    with pytest.raises(UserError, match="another version"):
+        run(out, planned, command=command)
+    with pytest.raises(UserError, match="--workers 0"):
+        run(out, planned, workers=0, command=command)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "why"),
+    [
+        (2, "Warning: x\ncodinet: One.\ncodinet: Two.\n", "Two."),
+        (2, "", "exit code 2"),
+        (0, "done", "its process ended without a result"),
+        (-15, "", "its process was ended by SIGTERM"),
+        (-99, "", "its process was ended by signal 99"),
+    ],
+)
+def test_reasons(code: int, said: str, why: str) -> None:
+    assert reason(code, said) == why
+
+
+def test_workers_share_the_cores_unless_told(
+    planned: list[Planned], fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    out, _ = fakes()
+    tell = [sys.executable, "-S", "-c", "import os; print(os.environ.get('OMP_NUM_THREADS'))"]
+    run(out, planned[:1], workers=3, command=lambda _run, _device: tell)
+    assert log_of(out, planned[0]).read_text().splitlines()[1] == "2"
+
+
+def test_the_time_left_is_guessed_from_what_was_done(planned: list[Planned], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress = Progress()
+    progress.begin(planned, planned[:1])
+    progress.at(planned[1], 2)  # of 3 epochs, before this session
+    progress.started()
+    assert progress.left() is None
+    now = 110.0
+    progress.finished(planned[1])
+    assert progress.left() == pytest.approx(60)  # one epoch in ten seconds, six to go
+    progress.failed(planned[2], "")
+    assert progress.left() == pytest.approx(30)
