@@ -1,0 +1,199 @@
+// The flat map of routing space: a canvas of points, walked with the pointer or the arrow keys.
+
+import { ask } from "./api.js";
+import { blocksColour, classColour } from "./colours.js";
+import { byId, segment, show } from "./dom.js";
+import { blocksLegend, classLegend } from "./legend.js";
+import { described, pictureOf } from "./thumbs.js";
+import { pointAhead, pointAt } from "./walk.js";
+
+const TITLES = { pca: "PCA", tsne: "t-SNE" };
+const MARGIN = 18; // pixels around the points
+const REACH = 16; // pixels at which a pointer finds a point
+
+export class RoutingMap {
+  #points = null;
+  #box = { middle: [0.5, 0.5], span: [1, 1] };
+  #focus = null; // the point under the pointer or the keys
+  #highlight = null; // a class, where the legend has one pressed
+  #answer = null;
+  #kind = "pca";
+  #colour = "class";
+
+  constructor(run, choose) {
+    this.run = run;
+    this.choose = choose;
+    this.canvas = byId("canvas");
+    show(byId("map-card"), true);
+    byId("kinds").append(...run.maps.map((kind, i) => segment("kind", kind, TITLES[kind], i === 0)));
+    byId("kinds").addEventListener("change", (event) => this.load(event.target.value));
+    byId("colours").addEventListener("change", (event) => {
+      this.#colour = event.target.value;
+      this.#highlight = null;
+      this.#legend();
+      this.draw();
+    });
+    this.canvas.addEventListener("pointermove", (event) => this.#point(this.#at(event)));
+    this.canvas.addEventListener("pointerleave", () => this.#point(null));
+    this.canvas.addEventListener("blur", () => this.#point(null));
+    this.canvas.addEventListener("click", (event) => this.#pick(this.#at(event)));
+    this.canvas.addEventListener("keydown", (event) => this.#key(event));
+    new ResizeObserver(() => this.draw()).observe(this.canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    this.load(run.maps.at(-1));
+  }
+
+  /** Show a map, or the first one while another is being computed. */
+  async load(kind) {
+    this.#kind = kind;
+    document.querySelector(`input[name="kind"][value="${kind}"]`).checked = true;
+    try {
+      let content = await ask("/api/map", { kind });
+      if (content.state === "computing" && !this.#points) this.#use(await ask("/api/map", { kind: "pca" }), "pca");
+      while (content.state === "computing" && this.#kind === kind) {
+        byId("map-status").textContent = "t-SNE is being computed; this is the PCA";
+        await new Promise((resume) => setTimeout(resume, 1000));
+        if (this.#kind === kind) content = await ask("/api/map", { kind });
+      }
+      if (this.#kind !== kind) return;
+      byId("map-status").textContent = "";
+      this.#use(content, kind);
+    } catch (error) {
+      byId("map-status").textContent = error.message;
+    }
+  }
+
+  #use(content, drawn) {
+    this.#points = content.index.map((index, i) => ({
+      index,
+      x: content.x[i] / 10000,
+      y: content.y[i] / 10000,
+      label: content.label[i],
+      prediction: content.prediction[i],
+      blocks_run: content.blocks_run[i],
+    }));
+    const ends = [content.x, content.y].map((values) => [Math.min(...values) / 10000, Math.max(...values) / 10000]);
+    this.#box = { middle: ends.map(([low, high]) => (low + high) / 2), span: ends.map(([low, high]) => high - low || 1) };
+    this.drawn = drawn;
+    this.#point(null);
+    this.#highlight = null;
+    this.#legend();
+    this.draw();
+  }
+
+  /** Mark the image of an answer and its neighbours. */
+  here(answer) {
+    this.#answer = answer;
+    this.draw();
+  }
+
+  /** Where a place of the map lies on the canvas: as large as fits, with both directions at one scale. */
+  #screen({ x, y }) {
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const { middle, span } = this.#box;
+    const scale = Math.min((width - 2 * MARGIN) / span[0], (height - 2 * MARGIN) / span[1]);
+    return [width / 2 + (x - middle[0]) * scale, height / 2 - (y - middle[1]) * scale];
+  }
+
+  draw() {
+    const { canvas } = this;
+    const scale = window.devicePixelRatio || 1;
+    canvas.width = Math.round(canvas.clientWidth * scale);
+    canvas.height = Math.round(canvas.clientHeight * scale);
+    if (!this.#points || !canvas.width) return;
+    const pen = canvas.getContext("2d");
+    const style = getComputedStyle(document.body);
+    pen.scale(scale, scale);
+    const radius = this.#points.length > 3000 ? 1.8 : this.#points.length > 800 ? 2.4 : 3.4;
+    const near = new Set((this.#answer?.neighbours ?? []).map(({ index }) => index));
+    for (const point of this.#points) {
+      pen.globalAlpha = this.#highlight === null || point.label === this.#highlight ? 0.8 : 0.08;
+      pen.fillStyle = this.#paint(point);
+      this.#dot(pen, point, radius).fill();
+    }
+    pen.globalAlpha = 1;
+    pen.lineWidth = 1.5;
+    pen.strokeStyle = style.getPropertyValue("--ink");
+    for (const point of this.#points) if (near.has(point.index)) this.#dot(pen, point, radius + 1.5).stroke();
+    const place = this.#answer?.place?.[this.drawn];
+    if (place) this.#ring(pen, { x: place[0], y: place[1] }, style);
+    if (this.#focus) {
+      pen.lineWidth = 2.5;
+      pen.strokeStyle = style.getPropertyValue("--accent");
+      this.#dot(pen, this.#focus, radius + 4).stroke();
+    }
+  }
+
+  #dot(pen, point, radius) {
+    pen.beginPath();
+    pen.arc(...this.#screen(point), radius, 0, 2 * Math.PI);
+    return pen;
+  }
+
+  #ring(pen, place, style) {
+    pen.lineWidth = 5;
+    pen.strokeStyle = style.getPropertyValue("--card");
+    this.#dot(pen, place, 10).stroke();
+    pen.lineWidth = 3;
+    pen.strokeStyle = style.getPropertyValue("--lit-deep");
+    this.#dot(pen, place, 10).stroke();
+  }
+
+  #paint(point) {
+    if (this.#colour === "class") return classColour(point.label, this.run.classes.length);
+    return blocksColour(point.blocks_run / this.run.block_share.length);
+  }
+
+  #at(event) {
+    return pointAt(this.#points ?? [], (point) => this.#screen(point), [event.offsetX, event.offsetY], REACH);
+  }
+
+  #point(point) {
+    if (point === this.#focus) return;
+    this.#focus = point;
+    this.draw();
+    const tip = byId("tip");
+    show(tip, Boolean(point));
+    if (!point) return;
+    show(byId("tip-picture"), Boolean(this.run.images));
+    if (this.run.images) byId("tip-picture").src = pictureOf(this.run, point.index);
+    byId("tip-text").textContent = described(this.run, point);
+    const [x, y] = this.#screen(point);
+    const right = x > this.canvas.clientWidth / 2;
+    tip.style.left = right ? "auto" : `${x + 14}px`;
+    tip.style.right = right ? `${this.canvas.clientWidth - x + 14}px` : "auto";
+    tip.style.top = `${Math.min(y - 10, this.canvas.clientHeight - 84)}px`;
+  }
+
+  #pick(point) {
+    if (point && this.run.images) this.choose(point.index);
+  }
+
+  #key(event) {
+    const directions = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    if (event.key === "Enter" || event.key === " ") this.#pick(this.#focus);
+    else if (event.key === "Escape") this.#point(null);
+    else if (directions[event.key]) this.#step(directions[event.key]);
+    else return;
+    event.preventDefault();
+    if (this.#focus) byId("live").textContent = described(this.run, this.#focus);
+  }
+
+  #step(direction) {
+    if (!this.#points) return;
+    const from = this.#focus ?? this.#points.find(({ index }) => index === this.#answer?.index);
+    const to = from ? pointAhead(this.#points, (point) => this.#screen(point), from, direction) : this.#points[0];
+    if (to) this.#point(to);
+  }
+
+  #legend() {
+    const { classes, block_share: blocks } = this.run;
+    if (this.#colour === "class") classLegend(byId("legend"), classes, (label) => this.#press(label));
+    else blocksLegend(byId("legend"), this.#points.map((point) => point.blocks_run), blocks.length);
+  }
+
+  #press(label) {
+    this.#highlight = label;
+    this.draw();
+  }
+}

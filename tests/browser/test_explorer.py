@@ -1,0 +1,400 @@
+"""The explorer as people use it: mouse, keyboard, phone, dropped files."""
+
+import base64
+import io
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from codinet.data import Dataset
+from codinet.runs import RunFolder
+
+REFUSED = "Failed to load resource: the server responded with a status of 422"
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A copy of the small run, because the explorer keeps its map there."""
+    pytest.importorskip("fastapi", reason="the explorer needs the extra codinet[explore]")
+    return RunFolder.open(shutil.copytree(finished_run, tmp_path_factory.mktemp("explored") / "run"))
+
+
+@pytest.fixture(scope="module")
+def home(run: RunFolder, few: Dataset) -> Iterator[str]:
+    """The small run's explorer."""
+    from codinet.explorer.app import create_app
+    from codinet.explorer.serve import served
+
+    with served(create_app(run, few)) as url:
+        yield url
+
+
+def picture(kind: str, size: tuple[int, int] = (48, 32)) -> bytes:
+    values = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    (Image.new("1", size, 1) if kind == "white" else Image.fromarray(values)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+DROP = """
+([content, name]) => {
+  const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+  const carried = new DataTransfer();
+  carried.items.add(new File([bytes], name));
+  const target = document.getElementById("drop");
+  for (const kind of ["dragenter", "dragover", "drop"]) {
+    const event = new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true });
+    const stopped = !target.dispatchEvent(event);
+    if (kind !== "dragenter" && !stopped) throw new Error(`the browser would handle ${kind} itself`);
+  }
+}
+"""
+
+
+def drop(page: Any, content: bytes, name: str) -> None:
+    page.evaluate(DROP, [base64.b64encode(content).decode(), name])
+
+
+def lit(page: Any, strip: str = "path") -> list[bool]:
+    return page.locator(f"#{strip} li").evaluate_all("bars => bars.map((bar) => bar.classList.contains('ran'))")
+
+
+def slide(page: Any, value: float) -> None:
+    slider = page.locator("#threshold")
+    slider.evaluate(
+        "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', { bubbles: true })); }",
+        value,
+    )
+
+
+def test_page_opens_with_an_image_its_path_its_neighbours_and_its_map(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    assert page.locator("#path .stage").count() == 3
+    assert page.locator("#path li").count() == 9
+    assert page.locator("#chances li").count() == 5
+    assert page.locator("#near li").count() == 12
+    assert page.locator("#gallery li").count() == 30
+    page.locator("#map-status:empty").wait_for(state="attached", timeout=60_000)
+    assert page.locator("#canvas").evaluate(
+        "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean)"
+    )
+    blocks = int(page.locator("#blocks").inner_text().split()[0])
+    assert sum(lit(page)) == blocks
+    assert page.locator("img[alt='']:not([aria-hidden])").evaluate_all(
+        "images => images.every((image) => image.closest('button, header, .tip') || image.hidden)"
+    )
+    assert all(page.locator("#gallery img").evaluate_all("images => images.map((image) => image.naturalWidth === 8)"))
+
+
+def test_dropped_image_is_routed(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    drop(page, picture("noise"), "mine.png")
+    page.locator("#picture[title='mine.png']").wait_for()
+    assert page.locator("#truth").inner_text() == "your image"
+    assert page.locator("#picture").get_attribute("alt") == "mine.png, as the network sees it"
+    assert page.locator("#picture").evaluate("image => image.naturalWidth") == 8
+    assert sum(lit(page)) == int(page.locator("#blocks").inner_text().split()[0])
+    # The slider goes on with the dropped image.
+    slide(page, 0)
+    page.locator("#blocks", has_text="9 of 9").wait_for()
+    assert page.locator("#truth").inner_text() == "your image"
+
+
+def test_chosen_file_is_routed(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="choose a file").click()
+    chooser.value.set_files({"name": "photo.png", "mimeType": "image/png", "buffer": picture("noise")})
+    page.locator("#picture[title='photo.png']").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "sentence"),
+    [
+        (lambda: picture("white", (10_000, 10_000)), "huge.png", "too large: 10000×10000 pixels"),
+        (lambda: b"just a text", "notes.txt", "not an image"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_sight(
+    visit: Callable[..., Any], home: str, content: Callable[[], bytes], name: str, sentence: str
+) -> None:
+    watched = visit(home)
+    page = watched.page
+    page.locator("#shown").wait_for()
+    before = page.locator("#picture").get_attribute("src")
+    drop(page, content(), name)
+    page.get_by_role("alert").filter(has_text=sentence).wait_for()
+    assert page.get_by_role("alert").is_visible()
+    assert page.locator("#picture").get_attribute("src") == before
+    assert [error.partition(" (")[0] for error in watched.errors] == [REFUSED]  # the browser's own note of it
+    watched.errors.clear()
+    # The image before it is still the one that is asked about, and the message goes.
+    slide(page, 1)
+    page.locator("#blocks", has_text="0 of 9").wait_for()
+    assert page.get_by_role("alert").count() == 0
+
+
+def test_a_file_of_too_many_bytes_is_not_even_sent(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.method))
+    # Made in the page: ten megabytes take long to get there.
+    page.evaluate(DROP.replace("[bytes]", "[new Uint8Array(10_000_001)]"), ["", "long.png"])
+    page.get_by_role("alert").filter(has_text="at most 10 MB").wait_for()
+    assert "POST" not in sent
+
+
+def test_slider_changes_path_class_and_cost(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    slide(page, 0)
+    page.locator("#blocks", has_text="9 of 9").wait_for()
+    assert all(lit(page))
+    dear = page.locator("#macs").inner_text()
+    slide(page, 1)
+    page.locator("#blocks", has_text="0 of 9").wait_for()
+    assert not any(lit(page))
+    assert page.locator("#macs").inner_text() != dear
+    assert page.locator("#threshold-value").inner_text() == "1.00"
+    page.get_by_role("button", name="Back to 0.5").click()
+    page.wait_for_function("document.getElementById('threshold').value === '0.5'")
+
+
+def test_answers_that_arrive_late_are_dropped(visit: Callable[..., Any], home: str) -> None:
+    """The first of two questions is held back until the second is answered."""
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    held = []
+
+    def hold(route: Any) -> None:
+        if "threshold=0&" in route.request.url:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/route?*", hold)
+    slide(page, 0)
+    for _ in range(50):
+        if held:
+            break
+        page.wait_for_timeout(20)
+    slide(page, 1)
+    page.locator("#blocks", has_text="0 of 9").wait_for()
+    for route in held:
+        route.continue_()
+    page.wait_for_timeout(300)
+    assert not any(lit(page))
+
+
+def test_a_hundred_questions_at_once_are_answered(visit: Callable[..., Any], home: str) -> None:
+    """The server's memory meanwhile is measured in tests/explorer/test_load.py."""
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    statuses = page.evaluate(
+        """async (content) => {
+          const body = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+          const asked = { method: "POST", body, headers: { "Content-Type": "application/octet-stream" } };
+          const answers = Array.from({ length: 100 }, () => fetch("/api/route", asked));
+          return (await Promise.all(answers)).map((answer) => answer.status);
+        }""",
+        base64.b64encode(picture("noise")).decode(),
+    )
+    assert statuses == [200] * 100
+
+
+def test_views_are_shown_beside_with_their_differences_marked(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    for title in ("Mirror", "Rotation", "Upside down", "Random crop"):
+        before = page.locator("#view-picture").get_attribute("src")
+        page.get_by_role("radio", name=title).check(force=True)
+        page.wait_for_function("(before) => document.getElementById('view-picture').src !== before", arg=before)
+        one, other = lit(page), lit(page, "view-path")
+        marked = page.locator("#view-path li").evaluate_all(
+            "bars => bars.map((bar) => bar.classList.contains('differs'))"
+        )
+        assert marked == [here != there for here, there in zip(one, other, strict=True)]
+    # Three crops of nine places: at least one of them is another picture.
+    seen = set()
+    for _ in range(4):
+        seen.add(page.locator("#view-picture").get_attribute("src"))
+        page.get_by_role("button", name="Another").click()
+        page.wait_for_timeout(150)
+    assert len(seen) > 1
+
+
+def test_test_images_are_picked_by_order_class_and_number(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+
+    def blocks() -> list[int]:
+        names = page.locator("#gallery button").evaluate_all("all => all.map((one) => one.title)")
+        return [int(name.split(" blocks run")[0].split()[-1]) for name in names]
+
+    for order, backwards in (("Hardest", True), ("Easiest", False)):
+        with page.expect_response("**/api/images?*"):
+            page.get_by_role("radio", name=order).check(force=True)
+        page.wait_for_timeout(100)
+        assert blocks() == sorted(blocks(), reverse=backwards)
+    with page.expect_response("**/api/images?*"):
+        page.locator("#class").select_option("4")
+    page.wait_for_timeout(100)
+    titles = page.locator("#gallery button").evaluate_all("all => all.map((one) => one.title)")
+    assert all("class 4" in title for title in titles)
+    page.locator("#gallery button").first.click()
+    page.locator("#gallery button.current").wait_for()
+    page.locator("#number").fill("17")
+    page.locator("#number").press("Enter")
+    page.locator("#picture[title='Test image 17']").wait_for()
+
+
+FOCUS = """
+() => {
+  const here = document.activeElement;
+  if (here === document.body) return ["", "none"];
+  const list = here.closest("ul, #legend");
+  const drawn = here.type === "radio" ? here.nextElementSibling : here;
+  return [list?.id || here.id || here.name || here.className, getComputedStyle(drawn).outlineStyle];
+}
+"""
+
+
+def test_everything_is_reached_and_used_by_keyboard(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#map-status:empty").wait_for(state="attached", timeout=60_000)
+    page.locator("#shown").wait_for()
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        here, ring = page.evaluate(FOCUS)
+        assert here == "" or ring != "none", f"no visible focus on {here}"
+        reached.append(here)
+    wanted = ["choose", "order", "shuffle", "class", "number", "gallery", "threshold", "reset", "view", "redraw"]
+    wanted += ["kind", "colour", "canvas", "near"]
+    assert [name for name in wanted if name not in reached] == []
+    assert [name for name in dict.fromkeys(reached) if name in wanted] == wanted  # in the order they stand
+
+    # Arrow keys: the slider, the thumbnails, the map.
+    page.locator("#threshold").focus()
+    page.keyboard.press("End")
+    page.locator("#blocks", has_text="0 of 9").wait_for()
+    page.keyboard.press("Home")
+    page.locator("#blocks", has_text="9 of 9").wait_for()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#threshold-value").inner_text() == "0.01"
+
+    page.locator("#gallery button").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    chosen = page.evaluate("document.activeElement.dataset.index")
+    page.keyboard.press("Enter")
+    page.locator(f"#picture[title='Test image {chosen}']").wait_for()
+
+    page.locator("#canvas").focus()
+    for key in ("ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown"):
+        page.keyboard.press(key)
+    page.locator("#tip").wait_for()
+    told = page.locator("#tip-text").inner_text()
+    assert page.locator("#live").inner_text() == told
+    page.keyboard.press("Enter")
+    number = told.split(",")[0].removeprefix("Image ")
+    page.locator(f"#picture[title='Test image {number}']").wait_for()
+    page.keyboard.press("Escape")
+    assert page.locator("#tip").is_hidden()
+
+
+def test_result_is_announced(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    slide(page, 0)
+    page.locator("#live", has_text="9 of 9 blocks run").wait_for(state="attached")
+    assert page.locator("#live").get_attribute("aria-live") == "polite"
+    assert page.locator("#path li").first.get_attribute("aria-label").startswith("Block 1: runs, run probability 0.")
+
+
+def test_map_shows_a_thumbnail_under_the_pointer_and_picks_on_click(visit: Callable[..., Any], home: str) -> None:
+    page = visit(home).page
+    page.locator("#shown").wait_for()
+    page.locator("#map-status:empty").wait_for(state="attached", timeout=60_000)
+    page.get_by_role("radio", name="PCA").check(force=True)
+    page.wait_for_timeout(200)
+    canvas = page.locator("#canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    for x in np.linspace(0.02, 0.98, 60):
+        for y in (0.2, 0.4, 0.5, 0.6, 0.8):
+            page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
+            if page.locator("#tip").is_visible():
+                break
+        else:
+            continue
+        break
+    assert page.locator("#tip").is_visible()
+    page.wait_for_function("document.getElementById('tip-picture').naturalWidth === 8")
+    number = page.locator("#tip-text").inner_text().split(",")[0].removeprefix("Image ")
+    page.mouse.down()
+    page.mouse.up()
+    page.locator(f"#picture[title='Test image {number}']").wait_for()
+    page.get_by_role("radio", name="By blocks run").check(force=True)
+    page.locator("#legend", has_text="Blocks run").wait_for()
+
+
+def test_phone_has_no_sideways_scroll(visit: Callable[..., Any], home: str) -> None:
+    for scheme in ("light", "dark"):
+        page = visit(home, width=360, height=740, color_scheme=scheme, has_touch=True, is_mobile=True).page
+        page.locator("#shown").wait_for()
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        slide(page, 0)
+        page.locator("#blocks", has_text="9 of 9").wait_for()
+
+
+def test_light_and_dark_are_readable(visit: Callable[..., Any], home: str) -> None:
+    """Text against its card: a contrast of 4.5 or more, as WCAG AA asks."""
+    words, grounds = ["--ink", "--soft", "--accent", "--right", "--wrong", "--mark"], ["--card", "--paper"]
+    for scheme in ("light", "dark"):
+        page = visit(home, color_scheme=scheme).page
+        page.locator("#shown").wait_for()
+        inks = page.evaluate(
+            """(names) => names.map((name) => {
+              const probe = document.createElement("i");
+              probe.style.color = `var(${name})`;
+              document.body.append(probe);
+              return [name, getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(Number)];
+            })""",
+            [*words, *grounds],
+        )
+        light = {name: luminance(rgb) for name, rgb in inks}
+        for name in words:
+            for ground in grounds:
+                high, low = sorted((light[name], light[ground]), reverse=True)
+                assert (high + 0.05) / (low + 0.05) >= 4.5, f"{name} on {ground}, {scheme}"
+
+
+def luminance(rgb: list[float]) -> float:
+    linear = [value / 255 / 12.92 if value <= 10 else ((value / 255 + 0.055) / 1.055) ** 2.4 for value in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_without_the_data_set_the_page_says_so_and_routes_uploads(visit: Callable[..., Any], run: RunFolder) -> None:
+    from codinet.explorer.app import create_app
+    from codinet.explorer.serve import served
+
+    with served(create_app(run, None)) as url:
+        page = visit(url).page
+        page.locator("#no-images").wait_for()
+        assert "not on this machine" in page.locator("#no-images").inner_text()
+        assert page.locator("#picker").is_hidden()
+        drop(page, picture("noise"), "mine.png")
+        page.locator("#shown").wait_for()
+        assert page.locator("#near li").count() == 12
+        assert page.locator("#near button").count() == 0

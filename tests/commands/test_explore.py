@@ -1,0 +1,87 @@
+"""The verb: what it says when it cannot begin, and that Ctrl-C ends it quietly."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codinet.commands.explore import Args, run
+from codinet.errors import UserError
+
+CODE = (
+    "import sys; from pathlib import Path; from codinet.commands.explore import Args, run; "
+    "run(Args(Path(sys.argv[1]), port=0))"
+)
+
+
+def test_without_the_extra_it_says_what_to_install(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fastapi" else real(name))
+    with pytest.raises(UserError, match=r"needs fastapi; install with pip install 'codinet\[explore\]'"):
+        run(Args(finished_run))
+
+
+def test_a_folder_that_is_no_run_is_said(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    with pytest.raises(UserError, match="no run folder"):
+        run(Args(tmp_path / "nothing", port=0))
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(finished_run: Path) -> None:
+    pytest.importorskip("fastapi")
+    from codinet.explorer.serve import listen
+
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(UserError, match=f"Port {port} is in use"):
+            run(Args(finished_run, port=port))
+
+
+def test_an_unfinished_run_gives_its_port_back(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi")
+    from codinet.explorer import serve
+
+    (own_run / "model.safetensors").unlink()
+    real, taken = serve.listen, []
+
+    def remembered(host: str, port: int) -> Any:
+        taken.append(real(host, port))
+        return taken[-1]
+
+    monkeypatch.setattr(serve, "listen", remembered)
+    with pytest.raises(UserError, match="no finished network"):
+        run(Args(own_run, port=0))
+    assert taken[0].fileno() == -1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends an interrupt as terminals of Unix do")
+def test_serves_without_the_data_set_and_ends_quietly_on_an_interrupt(own_run: Path, digits_npz: Path) -> None:
+    pytest.importorskip("fastapi")
+    config = own_run / "config.json"
+    config.write_text(config.read_text().replace(str(digits_npz), "/nowhere/few.npz"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, str(own_run)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+/", said)
+    assert found, process.communicate()
+    with urllib.request.urlopen(found[0] + "api/run", timeout=10) as answer:
+        assert b'"images":0' in answer.read()
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=15)
+    assert process.returncode == 0
+    assert out == ""
+    assert errors.startswith("codinet: without test images: ")
+    assert len(errors.splitlines()) == 1

@@ -1,0 +1,259 @@
+"""Every question the page asks, against what the run's own files and `codinet predict` say."""
+
+import base64
+import io
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from codinet.cli import main
+from codinet.cost import block_costs
+from codinet.data import Dataset
+from codinet.explorer.app import create_app
+from codinet.explorer.pictures import png
+from codinet.predict import Predictor
+from codinet.runs import RunFolder
+
+
+def pixels(url: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))))
+
+
+def test_page_and_every_file_it_names_are_served(explorer: Any) -> None:
+    page = explorer.get("/")
+    assert page.status_code == 200
+    assert "codinet" in page.text
+    named = [part.split('"')[0] for part in page.text.split('="/static/')[1:]]
+    assert "app.js" in named
+    for name in {*named, "map.js", "path.js", "api.js"}:
+        assert explorer.get(f"/static/{name}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/nothing.js", "/static/..%2Fapp.py", "/docs", "/openapi.json", "/favicon.ico"]
+)
+def test_nothing_else_is_served(explorer: Any, path: str) -> None:
+    answer = explorer.get(path)
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "There is nothing at this address."}
+
+
+def test_run_is_described(explorer: Any, run: RunFolder) -> None:
+    about = explorer.get("/api/run").json()
+    table = block_costs(run.load_model(), run.data.image_shape)
+    assert about["network"] == "resnet20"
+    assert about["data"] == "few"
+    assert about["routed"] is True
+    assert about["stages"] == [3, 3, 3]
+    assert about["images"] == 40
+    assert about["static_macs"] == table.static_macs
+    assert sum(about["block_share"]) == pytest.approx((sum(table.run_N) - sum(table.skip_N)) / table.static_macs)
+    assert about["evaluation"]["accuracy"] == run.load_evaluation()["accuracy"]
+    assert about["limits"] == {"bytes": 10_000_000, "pixels": 25_000_000}
+
+
+def test_test_image_is_routed_as_predict_does(explorer: Any, run: RunFolder, few: Dataset) -> None:
+    predictor = Predictor(run, torch.device("cpu"))
+    for index in range(5):
+        said = explorer.get(f"/api/images/{index}/route").json()
+        expected = predictor.predict(png(few.test.images_NCHW[index]))
+        answer = said["image"]
+        assert run.data.classes[answer["top"][0]["label"]] == expected.label
+        assert answer["top"][0]["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
+        assert tuple(answer["path"]) == expected.path
+        assert answer["run_probability"] == pytest.approx(expected.run_probability, abs=1e-4)
+        assert answer["cost_share"] == pytest.approx(expected.cost_share)
+        assert answer["blocks_run"] == expected.blocks_run
+        assert said["truth"] == int(few.test.labels_N[index])
+        assert (pixels(answer["picture"]) == few.test.images_NCHW[index, 0].numpy()).all()
+
+
+def test_upload_of_a_test_image_gives_its_answer(explorer: Any, upload: Callable[..., Any], few: Dataset) -> None:
+    """The page sends back the picture it was given, so the way there and back must change nothing."""
+    for threshold in (0.3, 0.5):
+        asked: dict[str, Any] = {"threshold": threshold, "view": "mirror"}
+        known = explorer.get("/api/images/7/route", params=asked).json()
+        sent = upload(base64.b64decode(known["image"]["picture"].partition(",")[2]), **asked).json()
+        assert sent["image"] == known["image"]
+        assert sent["view"] == known["view"]
+        assert "truth" not in sent
+    assert sent["neighbours"][0]["index"] == 7
+    assert sent["neighbours"][0]["distance"] == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "GIF"])
+def test_uploads_of_any_size_and_common_format_are_routed(
+    upload: Callable[..., Any], photo: Callable[..., bytes], kind: str
+) -> None:
+    answer = upload(photo(37, 61, kind))
+    assert answer.status_code == 200
+    assert pixels(answer.json()["image"]["picture"]).shape == (8, 8)
+
+
+def test_threshold_moves_from_every_block_to_none(explorer: Any) -> None:
+    def blocks(threshold: float) -> int:
+        return explorer.get("/api/images/0/route", params={"threshold": threshold}).json()["image"]["blocks_run"]
+
+    assert blocks(0) == 9
+    assert blocks(1) == 0
+
+
+def test_cost_is_that_of_the_path(explorer: Any, run: RunFolder) -> None:
+    table = block_costs(run.load_model(), run.data.image_shape)
+    for threshold in (0, 0.5, 1):
+        answer = explorer.get("/api/images/0/route", params={"threshold": threshold}).json()["image"]
+        macs = float(table.path_macs(torch.tensor([answer["path"]]))[0])
+        assert answer["macs"] == macs
+        assert answer["cost_share"] == macs / table.static_macs
+
+
+@pytest.mark.parametrize("view", ["crop", "mirror", "rotation", "upside-down"])
+def test_view_is_routed_beside_the_image(explorer: Any, view: str) -> None:
+    said = explorer.get("/api/images/3/route", params={"view": view, "seed": 5}).json()
+    image, seen = said["image"], said["view"]
+    assert seen["name"] == view
+    assert seen["differs"] == [k for k in range(9) if image["path"][k] != seen["path"][k]]
+    flips = {"mirror": lambda values: values[:, ::-1], "upside-down": lambda values: values[::-1]}
+    if view in flips:
+        assert (pixels(seen["picture"]) == flips[view](pixels(image["picture"]))).all()
+    else:
+        again = explorer.get("/api/images/3/route", params={"view": view, "seed": 5, "threshold": 0.1}).json()["view"]
+        assert again["picture"] == seen["picture"]
+
+
+def test_a_view_that_is_the_same_image_takes_the_same_path(upload: Callable[..., Any]) -> None:
+    stream = io.BytesIO()
+    Image.new("L", (8, 8), 90).save(stream, "PNG")
+    said = upload(stream.getvalue(), view="mirror").json()
+    assert said["view"]["differs"] == []
+    assert said["view"]["path"] == said["image"]["path"]
+
+
+def test_neighbours_are_the_closest_relaxed_paths(explorer: Any, run: RunFolder) -> None:
+    paths = run.load_paths()
+    said = explorer.get("/api/images/4/route").json()["neighbours"]
+    distance_T = (paths.run_probability_TN - paths.run_probability_TN[4]).norm(dim=1)
+    distance_T[4] = 9
+    closest = distance_T.sort().values[:12].tolist()
+    assert [near["distance"] for near in said] == pytest.approx(closest, abs=1e-3)
+    assert 4 not in [near["index"] for near in said]
+    assert all(near["label"] == int(paths.label_T[near["index"]]) for near in said)
+
+
+def test_gallery_orders(explorer: Any, run: RunFolder, few: Dataset) -> None:
+    def listed(**words: Any) -> list[dict[str, Any]]:
+        return explorer.get("/api/images", params={"limit": 100, **words}).json()["images"]
+
+    hardest, easiest = listed(order="hardest"), listed(order="easiest")
+    blocks = run.load_paths().path_TN.sum(dim=1).tolist()
+    assert [image["blocks_run"] for image in hardest] == sorted(blocks, reverse=True)
+    assert [image["blocks_run"] for image in easiest] == sorted(blocks)
+    assert sorted(image["index"] for image in hardest) == list(range(40))
+    assert [image["index"] for image in listed()] == list(range(40))
+    assert listed(order="random", seed=1) == listed(order="random", seed=1) != listed(order="random", seed=2)
+    threes = listed(order="random", label=3)
+    assert {image["label"] for image in threes} == {3}
+    assert len(threes) == int((few.test.labels_N == 3).sum())
+    assert len(listed(limit=5)) == 5
+
+
+def test_thumbnails_are_the_images(explorer: Any, few: Dataset) -> None:
+    answer = explorer.get("/api/images/11.png")
+    assert answer.headers["content-type"] == "image/png"
+    assert (np.asarray(Image.open(io.BytesIO(answer.content))) == few.test.images_NCHW[11, 0].numpy()).all()
+
+
+@pytest.mark.parametrize("index", [-1, 40, 10**30])
+def test_an_image_that_is_not_there_is_refused(explorer: Any, index: int) -> None:
+    for address in (f"/api/images/{index}.png", f"/api/images/{index}/route"):
+        answer = explorer.get(address)
+        assert answer.status_code == 404
+        assert answer.json()["error"] == f"There is no test image {index}; they count from 0 to 39."
+
+
+@pytest.mark.parametrize(
+    ("address", "words", "named"),
+    [
+        ("/api/images/0/route", {"threshold": "1.1"}, "threshold"),
+        ("/api/images/0/route", {"threshold": "nan"}, "threshold"),
+        ("/api/images/0/route", {"view": "<script>"}, "view"),
+        ("/api/images/0/route", {"seed": "-1"}, "seed"),
+        ("/api/images", {"limit": "100000"}, "limit"),
+        ("/api/images", {"order": "best"}, "order"),
+        ("/api/map", {"kind": "umap"}, "kind"),
+        ("/api/images/x.png", {}, "index"),
+    ],
+)
+def test_wrong_values_are_named_and_not_repeated(
+    explorer: Any, address: str, words: dict[str, str], named: str
+) -> None:
+    answer = explorer.get(address, params=words)
+    assert answer.status_code == 422
+    assert answer.json() == {"error": f"This request has a value that does not fit: {named}."}
+
+
+def test_map_lays_out_every_image(explorer: Any, run: RunFolder) -> None:
+    drawn = explorer.get("/api/map").json()
+    paths = run.load_paths()
+    assert drawn["index"] == list(range(40))
+    assert drawn["label"] == paths.label_T.tolist()
+    assert drawn["prediction"] == paths.prediction_T.tolist()
+    assert drawn["blocks_run"] == paths.path_TN.sum(dim=1).tolist()
+    assert 0 <= min(drawn["x"] + drawn["y"]) <= max(drawn["x"] + drawn["y"]) <= 10_000
+    place = explorer.get("/api/images/6/route").json()["place"]["pca"]
+    assert place == pytest.approx([drawn["x"][6] / 10_000, drawn["y"][6] / 10_000], abs=0.02)
+
+
+def test_without_the_data_set_uploads_are_routed_and_neighbours_named(
+    run: RunFolder, photo: Callable[..., bytes]
+) -> None:
+    with TestClient(create_app(run, None), base_url="http://localhost") as client:
+        assert client.get("/api/run").json()["images"] == 0
+        for address in ("/api/images", "/api/images/0.png", "/api/images/0/route"):
+            answer = client.get(address)
+            assert answer.status_code == 404
+            assert "not on this machine" in answer.json()["error"]
+        said = client.post("/api/route", content=photo(), headers={"content-type": "application/octet-stream"}).json()
+        assert len(said["neighbours"]) == 12
+        assert client.get("/api/map").status_code == 200
+
+
+def test_another_data_set_counts_as_none(run: RunFolder) -> None:
+    from codinet.data.digits import load_digits
+
+    with TestClient(create_app(run, load_digits()), base_url="http://localhost") as client:
+        assert client.get("/api/run").json()["images"] == 0
+
+
+def test_without_paths_images_are_still_routed(own_run: Path, few: Dataset) -> None:
+    (own_run / "paths.safetensors").write_bytes(b"damaged")
+    with TestClient(create_app(RunFolder.open(own_run), few), base_url="http://localhost") as client:
+        assert client.get("/api/run").json()["maps"] == []
+        assert client.get("/api/map").status_code == 404
+        said = client.get("/api/images/0/route").json()
+        assert "neighbours" not in said
+        assert len(client.get("/api/images?order=hardest").json()["images"]) == 24
+
+
+def test_static_run_lights_every_block(
+    tmp_path: Path, train_words: Callable[..., list[str]], few: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "static"
+    assert main(train_words(out, "--no-routed")) == 0
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    with TestClient(create_app(RunFolder.open(out), few), base_url="http://localhost") as client:
+        about = client.get("/api/run").json()
+        assert about["routed"] is False
+        assert about["maps"] == []
+        for threshold in (0, 0.5, 1):
+            image = client.get("/api/images/0/route", params={"threshold": threshold}).json()["image"]
+            assert image["path"] == [1] * 9
+            assert image["run_probability"] is None
+            assert image["cost_share"] == 1.0
