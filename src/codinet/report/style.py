@@ -112,7 +112,7 @@ def bare(axes: Axes) -> None:
 
 def whole_numbers(axes: Axes) -> None:
     """Ticks of the horizontal axis at integers only."""
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
 
 
 def colour_bar(figure: Figure, drawn: Any, axes: Any, label: str) -> None:

@@ -1,0 +1,172 @@
+"""From run folders to their analyses: the only file here that opens them.
+
+An analysis is kept in the run folder and made again when it is missing, or the network, the data or what
+was asked for has changed.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from codinet import files
+from codinet.analysis.features import load_features
+from codinet.analysis.forward import Watch, silent
+from codinet.analysis.result import RunAnalysis
+from codinet.analysis.whole import Features, Subject, analyse
+from codinet.backbones import ARCHITECTURES
+from codinet.data import Dataset, load
+from codinet.data.resident import Resident
+from codinet.errors import UserError
+from codinet.records import PathTable
+from codinet.runs import DataBrief, RunFolder
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to find out, and where the data lies."""
+
+    data_root: Path
+    device: torch.device
+    features: Path | None = None  # a file with one row for each test image
+    static: RunFolder | None = None  # a static run whose last layer gives the features
+    tsne: bool = True
+    images: int = 10_000
+    seed: int = 0
+
+
+def analysis_of(
+    folder: RunFolder,
+    request: Request,
+    *,
+    watch: Watch = silent,
+    any_options: bool = False,
+    note: Callable[[str], None] = lambda _sentence: None,
+) -> RunAnalysis:
+    """The run's analysis, made and saved if need be.
+
+    With `any_options`, one that was made with other options is as good. `note` is told when a saved one
+    cannot be used.
+    """
+    require_finished(folder)
+    wanted = _made_from(folder, request)
+    try:
+        known = RunAnalysis.load(folder.path)
+    except files.DamagedError as error:
+        note(f"{error} It is made again.")
+        known = None
+    if known is not None and _same(known.made_from, wanted, any_options):
+        return known
+    dataset = _dataset(folder, request.data_root)
+    figures, tensors = analyse(
+        _subject(folder, dataset, request.device),
+        _features(folder, request, len(dataset.test)),
+        images=request.images,
+        with_tsne=request.tsne,
+        seed=request.seed,
+        watch=watch,
+    )
+    made = RunAnalysis(wanted, figures, tensors)
+    made.save(folder.path)
+    return made
+
+
+def require_finished(folder: RunFolder) -> None:
+    if not folder.finished:
+        raise UserError(f"{folder.path} is not finished; finish it with codinet train … --resume.")
+
+
+def load_whole_paths(folder: RunFolder) -> PathTable:
+    """The path table, if it is one of the run's network and test set; `UserError` otherwise."""
+    file = folder.path / "paths.safetensors"
+    try:
+        paths = folder.load_paths()
+    except TypeError as error:
+        raise files.DamagedError(f"{file} holds no path table; make it again with codinet eval.") from error
+    labels, blocks = paths.label_T, ARCHITECTURES[folder.config.network.arch].blocks
+    rows = {len(column) for column in paths}
+    if rows != {len(labels)} or len(labels) == 0 or paths.path_TN.shape[1:] != (blocks,):
+        raise files.DamagedError(f"{file} does not belong to the run; make it again with codinet eval {folder.path}.")
+    if not 0 <= int(labels.min()) <= int(labels.max()) < len(folder.data.classes):
+        raise files.DamagedError(f"{file} has labels that the run's data has not; make it again with codinet eval.")
+    return paths
+
+
+def _same(known: dict[str, Any], wanted: dict[str, Any], any_options: bool) -> bool:
+    keys = ("network", "data") if any_options else tuple(wanted)
+    return all(known.get(key) == wanted[key] for key in keys)
+
+
+def _made_from(folder: RunFolder, request: Request) -> dict[str, Any]:
+    features = None
+    if folder.config.network.routed:
+        source = request.features or (request.static and request.static.path / "model.safetensors")
+        features = _file_digest(source) if source else None
+    return {
+        "network": _file_digest(folder.path / "model.safetensors"),
+        "data": folder.data.sha256,
+        "features": features,
+        "tsne": request.tsne,
+        "images": request.images,
+        "seed": request.seed,
+    }
+
+
+def _file_digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror or error}); check the path.") from error
+
+
+def _dataset(folder: RunFolder, data_root: Path) -> Dataset:
+    dataset = load(folder.config.source, data_root, image_size=folder.config.data.image_size)
+    if DataBrief.of(dataset) != folder.data:
+        raise UserError(
+            f"{folder.path} was trained on other data than {dataset.name} holds now; point --data-root to it."
+        )
+    return dataset
+
+
+def _subject(folder: RunFolder, dataset: Dataset, device: torch.device) -> Subject:
+    network, classifier = _network(folder, device)
+    paths = load_whole_paths(folder)
+    if not torch.equal(paths.label_T, dataset.test.labels_N):
+        raise files.DamagedError(
+            f"{folder.path / 'paths.safetensors'} is of other images; make it again with codinet eval {folder.path}."
+        )
+    return Subject(
+        network=network,
+        classifier=classifier,
+        images=Resident.of(dataset.test, dataset, device),
+        paths=paths,
+        classes=dataset.classes,
+        pad=dataset.pad,
+        routed=folder.config.network.routed,
+    )
+
+
+def _network(folder: RunFolder, device: torch.device) -> tuple[nn.Module, nn.Module]:
+    model = folder.load_model(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model, model.fc
+
+
+def _features(folder: RunFolder, request: Request, images: int) -> Features | None:
+    if not folder.config.network.routed:
+        return None
+    if request.features is not None:
+        return Features(f"the file {request.features.name}", load_features(request.features, images=images))
+    if request.static is None:
+        return None
+    static = request.static
+    require_finished(static)
+    if static.config.network.routed:
+        raise UserError(f"{static.path} is a routed run; --static takes one trained with --no-routed.")
+    if static.data != folder.data:
+        raise UserError(f"{static.path} was trained on other data than {folder.path}; give a static run of the same.")
+    network, classifier = _network(static, request.device)
+    return Features(f"the last layer of the static run {static.path.resolve().name}", None, network, classifier)

@@ -1,0 +1,97 @@
+"""What a report knows of a run, read once from its folder. Reads files; draws nothing."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from codinet import files
+from codinet.analysis.folders import load_whole_paths, require_finished
+from codinet.analysis.result import RunAnalysis
+from codinet.backbones import ARCHITECTURES
+from codinet.records import PathTable
+from codinet.report.figures_space import Cloud
+from codinet.report.published import CODINET, STATIC, VANILLA
+from codinet.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, by a name that is unique in its report and says nothing of where the folder lies."""
+
+    name: str
+    slug: str  # the same for files and ids
+    folder: RunFolder
+    evaluation: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    paths: PathTable
+    analysis: RunAnalysis
+
+    @property
+    def routed(self) -> bool:
+        return self.folder.config.network.routed
+
+    @property
+    def method(self) -> str:
+        losses = self.folder.config.losses
+        if not self.routed:
+            return STATIC
+        kinds = {(False, False): VANILLA, (True, False): "vanilla + L_con", (False, True): "vanilla + L_div"}
+        return kinds.get((losses.alpha > 0, losses.beta > 0), CODINET)
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        return ARCHITECTURES[self.folder.config.network.arch].counts
+
+    @property
+    def unit(self) -> int:
+        return ARCHITECTURES[self.folder.config.network.arch].paper_unit
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.folder.data.classes
+
+    def cloud(self, name: str) -> Cloud:
+        """The maps of the run's relaxed paths, on the images that the t-SNE was made of."""
+        tensors = self.analysis.tensors
+        chosen_E = tensors["tsne_index"]
+        maps = {"PCA": tensors["pca"][chosen_E]}
+        if "tsne" in tensors:
+            maps["t-SNE"] = tensors["tsne"]
+        return Cloud(name, maps, self.paths.label_T[chosen_E], tensors["expected_blocks"][chosen_E])
+
+    def groups(self) -> dict[str, torch.Tensor]:
+        tensors = self.analysis.tensors
+        maps = {"PCA": tensors["group_pca"]}
+        if "group_tsne" in tensors:
+            maps["t-SNE"] = tensors["group_tsne"]
+        return maps
+
+
+def read_run(folder: RunFolder, analysis: RunAnalysis, name: str, slug: str) -> Run:
+    require_finished(folder)
+    evaluation = folder.load_evaluation()
+    needed = ("accuracy", "macs", "paper_gmaccs", "cost_share", "mean_blocks", "distinct_paths", "path_entropy", "n")
+    if not isinstance(evaluation, dict) or any(not isinstance(evaluation.get(key), int | float) for key in needed):
+        raise files.DamagedError(f"{folder.path / 'evaluation.json'} holds no evaluation; restore it or train again.")
+    return Run(name, slug, folder, evaluation, folder.metrics(), load_whole_paths(folder), analysis)
+
+
+def unique_slugs(names: Sequence[str]) -> list[str]:
+    """Names fit for files and ids: small letters, digits and dashes, no two alike."""
+    found: list[str] = []
+    for name in names:
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"
+        tries = [slug, *(f"{slug}-{number}" for number in range(2, len(names) + 2))]
+        found.append(next(text for text in tries if text not in found))
+    return found
+
+
+def row_names(runs: Sequence[Run]) -> list[str]:
+    """Names of runs in a grid: their m_d where that is what they differ in, else their own."""
+    margins = [run.folder.config.losses.m_d for run in runs if run.folder.config.losses.beta > 0]
+    if len(runs) > 1 and len(set(margins)) == len(runs):  # without diversity loss a margin means nothing
+        return [f"m_d = {margin:g}" for margin in margins]
+    return [run.name for run in runs]

@@ -1,0 +1,166 @@
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from codinet import files
+from codinet.analysis import Request, RunAnalysis, analysis_of
+from codinet.analysis.consistency import divergence
+from codinet.cli import main
+from codinet.data import Dataset
+from codinet.data.views import normalise
+from codinet.errors import UserError
+from codinet.runs import RunFolder
+
+CPU = torch.device("cpu")
+
+
+def request(**options: object) -> Request:
+    return Request(Path(), CPU, **{"tsne": False, **options})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def static_run(tmp_path_factory: pytest.TempPathFactory, train_words: Callable[..., list[str]]) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "static"
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(train_words(out, "--no-routed")) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def analysed(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, RunAnalysis]:
+    folder = RunFolder.open(shutil.copytree(finished_run, tmp_path_factory.mktemp("analysed") / "run"))
+    return folder, analysis_of(folder, request(tsne=True))
+
+
+def test_figures_are_those_of_the_run(analysed: tuple[RunFolder, RunAnalysis], few: Dataset) -> None:
+    folder, found = analysed
+    evaluation = folder.load_evaluation()
+    assert found.figures["images"] == len(few.test)
+    assert found.figures["consistency"]["accuracy_original"] == pytest.approx(evaluation["accuracy"])
+    assert found.figures["usage"]["distinct_paths"] == evaluation["distinct_paths"]
+    assert found.figures["usage"]["path_entropy"] == pytest.approx(evaluation["path_entropy"])
+    assert found.figures["correlation"]["features"] == "the routed network's own last layer"
+    assert found.figures["correlation"]["pairs"] == len(few.test) * (len(few.test) - 1) // 2
+    assert json.loads((folder.path / "analysis.json").read_text())["figures"] == found.figures
+
+
+def test_tensors_fit_each_other(analysed: tuple[RunFolder, RunAnalysis], few: Dataset) -> None:
+    folder, found = analysed
+    images = len(few.test)
+    assert found.tensors["index"].tolist() == list(range(images))
+    assert len(found.tensors["kl"]) == len(found.tensors["kind"]) == len(found.tensors["same_path"]) == images
+    assert found.tensors["pca"].shape == (images, 2)
+    assert found.tensors["group_pca"].shape == (10 * images, 2)  # fewer than 150 images: all of them, ten times
+    torch.testing.assert_close(
+        found.tensors["expected_blocks"], folder.load_paths().run_probability_TN.sum(dim=1), atol=1e-4, rtol=0
+    )
+    share = found.tensors["same_path"].double().mean().item()
+    assert found.figures["consistency"]["same_path"] == pytest.approx(share)
+
+
+def test_horizontal_flips_are_compared_with_what_a_flip_gives(
+    analysed: tuple[RunFolder, RunAnalysis], few: Dataset
+) -> None:
+    folder, found = analysed
+    model = folder.load_model()
+    x = normalise(few.test.images_NCHW, torch.tensor(few.mean), torch.tensor(few.std))
+    with torch.inference_mode():
+        kl_T = divergence(model(x).logits_BK, model(x.flip(3)).logits_BK)
+    flipped = found.tensors["kind"] == 1
+    assert flipped.sum() == len(few.test) // 4
+    torch.testing.assert_close(found.tensors["kl"][flipped], kl_T[flipped].float(), atol=1e-4, rtol=1e-3)
+
+
+def test_an_analysis_is_kept_until_something_changes(own_run: Path) -> None:
+    folder, titles = RunFolder.open(own_run), []
+
+    def watch(title: str, _total: int | None) -> Callable[[int], None]:
+        titles.append(title)
+        return lambda _steps: None
+
+    def made(**options: object) -> bool:
+        titles.clear()
+        analysis_of(folder, request(**options), watch=watch)
+        return bool(titles)
+
+    assert made()
+    assert not made()
+    assert made(seed=1)
+    assert made(seed=1, images=20)
+    titles.clear()
+    analysis_of(folder, request(), watch=watch, any_options=True)
+    assert not titles
+    tensors, about = files.load_tensors(own_run / "model.safetensors")
+    tensors["fc.bias"] = tensors["fc.bias"] + 1
+    files.save_tensors(own_run / "model.safetensors", tensors, about)
+    titles.clear()
+    analysis_of(folder, request(), watch=watch, any_options=True)
+    assert titles
+
+
+def test_a_damaged_analysis_is_made_again_and_said_so(own_run: Path) -> None:
+    folder = RunFolder.open(own_run)
+    notes: list[str] = []
+    first = analysis_of(folder, request())
+    (own_run / "analysis.safetensors").write_bytes(b"spoiled")
+    again = analysis_of(folder, request(), note=notes.append)
+    assert len(notes) == 1
+    assert "made again" in notes[0]
+    assert again.figures == first.figures
+
+
+def test_features_come_from_where_they_are_asked_from(own_run: Path, static_run: Path, few: Dataset) -> None:
+    folder, static = RunFolder.open(own_run), RunFolder.open(static_run)
+    by_static = analysis_of(folder, request(static=static)).figures["correlation"]
+    assert by_static["features"] == "the last layer of the static run static"
+    model = static.load_model()
+    seen: list[torch.Tensor] = []
+    model.fc.register_forward_pre_hook(lambda _layer, inputs: seen.append(inputs[0]))
+    with torch.inference_mode():
+        model(normalise(few.test.images_NCHW, torch.tensor(few.mean), torch.tensor(few.std)))
+    np.save(own_run / "f.npy", seen[0].numpy())
+    by_file = analysis_of(folder, request(features=own_run / "f.npy")).figures["correlation"]
+    assert by_file["features"] == "the file f.npy"
+    for key in ("pcc_relaxed", "pcc_hard"):
+        assert by_file[key] == (None if by_static[key] is None else pytest.approx(by_static[key], abs=1e-4))
+
+
+def test_a_static_run_has_predictions_to_compare_and_no_paths(static_run: Path) -> None:
+    found = analysis_of(RunFolder.open(static_run), request())
+    assert "correlation" not in found.figures
+    assert "same_path" not in found.figures["consistency"]
+    assert found.figures["kl"]["mean"] > 0
+
+
+def test_fewer_images_are_a_choice_of_them(own_run: Path) -> None:
+    found = analysis_of(RunFolder.open(own_run), request(images=12))
+    assert found.figures["images"] == len(found.tensors["index"]) == 12
+
+
+def test_what_is_wrong_is_said(own_run: Path, static_run: Path, tmp_path: Path) -> None:
+    folder = RunFolder.open(own_run)
+    with pytest.raises(UserError, match="--no-routed"):
+        analysis_of(folder, request(static=folder, seed=9))
+    with pytest.raises(UserError, match=r"none\.npy cannot be read"):
+        analysis_of(folder, request(features=tmp_path / "none.npy"))
+    (own_run / "paths.safetensors").write_bytes((static_run / "paths.safetensors").read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"paths\.safetensors"):
+        analysis_of(folder, request(seed=8))
+    (own_run / "evaluation.json").unlink()
+    with pytest.raises(UserError, match="not finished"):
+        analysis_of(folder, request())
+
+
+def test_other_data_under_the_same_name_is_refused(own_run: Path, tmp_path: Path) -> None:
+    content = json.loads((own_run / "config.json").read_text())
+    content["data"]["sha256"] = "0" * 64
+    (own_run / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="other data"):
+        analysis_of(RunFolder.open(own_run), request())

@@ -1,0 +1,111 @@
+import builtins
+import contextlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from codinet import files
+from codinet.cli import main
+
+
+@pytest.fixture(scope="module")
+def reported(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A run with its report, what was printed, and what was said beside it."""
+    run = shutil.copytree(finished_run, tmp_path_factory.mktemp("reports") / "run")
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main(["report", str(run), "--no-tsne", "--json"]) == 0
+    return run, out.getvalue(), err.getvalue()
+
+
+def test_the_report_lies_in_the_run_folder(reported: tuple[Path, str, str]) -> None:
+    run, out, err = reported
+    said = json.loads(out)
+    assert said["report"] == str(run / "report" / "index.html")
+    assert "fig-run-rates-run" in (run / "report" / "index.html").read_text()
+    assert {"accuracy-cost.svg", "accuracy-cost.png"} <= set(said["figures"])
+    assert "run: augmented images" in err  # the analysis that was missing
+    assert (run / "analysis.json").exists()
+
+
+def test_what_was_analysed_is_not_analysed_again(
+    reported: tuple[Path, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _, _ = reported
+    assert main(["report", str(run), "--out", str(tmp_path / "deep" / "er")]) == 0
+    said = capsys.readouterr()
+    assert "augmented images" not in said.err
+    assert "index.html" in said.out
+    assert (tmp_path / "deep" / "er" / "index.html").exists()
+
+
+def test_features_come_from_a_static_run_that_stands_beside(
+    own_run: Path, tmp_path: Path, train_words: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train_words(tmp_path / "plain", "--no-routed")) == 0
+    capsys.readouterr()
+    assert main(["report", str(own_run), str(tmp_path / "plain"), "--no-tsne"]) == 0
+    page = (own_run / "report" / "index.html").read_text()
+    assert "the last layer of the static run plain" in page
+    assert "your static nets" in page
+
+
+def test_a_collapsed_network_has_a_report_too(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors, about = files.load_tensors(own_run / "model.safetensors")
+    still = {name: torch.zeros_like(tensor) if "router" in name else tensor for name, tensor in tensors.items()}
+    files.save_tensors(own_run / "model.safetensors", still, about)
+    assert main(["eval", str(own_run), "--json"]) == 0
+    evaluation = json.loads(capsys.readouterr().out)
+    assert evaluation["distinct_paths"] == 1
+    files.write_json(own_run / "evaluation.json", evaluation)
+    assert main(["report", str(own_run)]) == 0
+    figures = json.loads((own_run / "analysis.json").read_text())["figures"]
+    assert figures["consistency"]["same_path"] == 1
+    assert figures["correlation"]["pcc_relaxed"] is figures["correlation"]["pcc_hard"] is None
+    assert figures["embedding"]["tsne_points"] == 0
+    assert "PCC undefined" in (own_run / "report" / "index.html").read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_said(
+    reported: tuple[Path, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["report", str(reported[0]), "--out", str(tmp_path / "file" / "report")]) == 2
+    assert "choose another --out" in capsys.readouterr().err
+
+
+def test_unfinished_damaged_and_missing_runs_are_said(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report"]) == 2
+    assert "nothing to report on" in capsys.readouterr().err
+    assert main(["report", str(own_run / "none")]) == 2
+    assert "no run folder" in capsys.readouterr().err
+    (own_run / "evaluation.json").write_text('{"accuracy": "high"}')
+    assert main(["report", str(own_run), "--no-tsne"]) == 2
+    assert "evaluation.json" in capsys.readouterr().err
+    (own_run / "evaluation.json").unlink()
+    assert main(["report", str(own_run)]) == 2
+    assert "not finished" in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    own_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    for name in [name for name in sys.modules if name.startswith("codinet.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert main(["report", str(own_run)]) == 2
+    assert "codinet[plot]" in capsys.readouterr().err
