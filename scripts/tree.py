@@ -1,7 +1,7 @@
 """The README's tree: one line a module, from the first sentence of its docstring.
 
-    python scripts/tree.py           rewrites the tree between its two markers
-    python scripts/tree.py --check   exits 1 where the README is behind
+python scripts/tree.py           rewrites the tree between its two markers
+python scripts/tree.py --check   exits 1 where the README is behind
 """
 
 import ast
