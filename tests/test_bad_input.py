@@ -75,13 +75,13 @@ COMMANDS = [
     (["train", "digits", "--epoch", "3"], "Unrecognized options: --epoch", "perhaps you meant --epochs"),
     (["train", "digits", "--epochs", "few"], "Error parsing --epochs", "codinet train --help"),
     (["train"], "Missing from codinet train", "codinet train --help"),
-    (["train", "cifar11"], "no data set, folder or .npz file called 'cifar11'", "perhaps you meant 'cifar10'"),
+    (["train", "cifar11"], "no data set, folder or .npz file called 'cifar11'", "perhaps you meant cifar10"),
     (["train", "digits", "--preset", "papre"], "'papre' is no preset", "perhaps you meant paper"),
     (["train", "digits", "--device", "gpu"], "There is no device 'gpu'", "use --device cpu"),
     (["eval", "no/such/run"], "There is no run folder no/such/run", "codinet train"),
     (["predict", "no/such/run", "a.png"], "There is no run folder", "codinet train"),
     (["eval"], "Missing from codinet eval", "codinet eval --help"),
-    (["data", "download", "cifr10"], "no data set is called 'cifr10'", "perhaps you meant 'cifar10'"),
+    (["data", "download", "cifr10"], "no data set is called 'cifr10'", "perhaps you meant cifar10"),
     (["data", "verify"], "Say what to verify", "codinet data verify cifar10"),
 ]
 

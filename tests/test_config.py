@@ -110,7 +110,7 @@ def test_resolving_twice_changes_nothing() -> None:
     ("parts", "words"),
     [
         ({"network": {"arch": "resnet21"}}, "'resnet21' is no architecture .*perhaps you meant resnet"),
-        ({"network": {"router": "fcc"}}, "no router known here; perhaps you meant fc"),
+        ({"network": {"router": "fcc"}}, "no router known here .perhaps you meant fc"),
         ({"network": {"relaxation": "gumble"}}, "perhaps you meant gumbel"),
         ({"network": {"tau": 0}}, "--tau 0"),
         ({"losses": {"budget": 0.0}}, "budget of 0 "),

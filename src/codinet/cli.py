@@ -11,6 +11,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import tyro
@@ -33,7 +34,8 @@ VERBS = {
 
 def main(argv: list[str] | None = None) -> int:
     try:
-        code = _answer(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        code = guarded(lambda: _dispatch(words))
         sys.stdout.flush()  # here, not at exit, where a reader that has gone would be reported as an error
         return code
     except BrokenPipeError:
@@ -42,9 +44,10 @@ def main(argv: list[str] | None = None) -> int:
         return 141
 
 
-def _answer(words: list[str]) -> int:
+def guarded(call: Callable[[], int]) -> int:
+    """The call's exit code; what is the user's to fix, said in one sentence, is 2."""
     try:
-        return _dispatch(words)
+        return call()
     except UserError as error:
         print(f"codinet: {error}", file=sys.stderr)
         return 2

@@ -13,11 +13,11 @@ import tyro
 
 from codinet import files
 from codinet.backbones import ARCHITECTURES
+from codinet.cli import guarded
 from codinet.commands import report
 from codinet.commands.shared import print_table
 from codinet.config import resolve
 from codinet.data import load
-from codinet.errors import UserError
 from codinet.evaluate import Evaluation
 from codinet.presets import as_static, as_vanilla, demo
 from codinet.report import svg
@@ -32,7 +32,7 @@ class Args:
     """Folder to write."""
 
 
-def run(args: Args) -> None:
+def run(args: Args) -> int:
     config = resolve(demo("digits"))
     dataset = load("digits", Path())
     kinds = {"static": as_static(config), "vanilla": as_vanilla(config), "codinet": config}
@@ -63,16 +63,8 @@ def run(args: Args) -> None:
         ],
     )
     print(f"Which class runs which block: {picture}. The whole story: {args.out / 'report' / 'index.html'}.")
-
-
-def main() -> int:
-    try:
-        run(tyro.cli(Args, prog="python -m codinet.demo"))
-    except UserError as error:
-        print(f"codinet: {error}", file=sys.stderr)
-        return 2
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(lambda: run(tyro.cli(Args, prog="python -m codinet.demo"))))

@@ -15,6 +15,10 @@ class UserError(ValueError):
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not in a registry, with the nearest one that is."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; perhaps you meant {near[0]}" if near else ""
-    return UserError(f"{name!r} is no {what} known here{hint} (known: {', '.join(names)}).")
+    return UserError(f"{name!r} is no {what} known here{perhaps(name, names)}; known are {', '.join(names)}.")
+
+
+def perhaps(name: str, known: Iterable[str]) -> str:
+    """` (perhaps you meant resnet32)`, or nothing when no known name is near."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f" (perhaps you meant {near[0]})" if near else ""

@@ -42,7 +42,7 @@ def test_what_does_not_verify_is_told_after_the_verdicts(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("action", ["download", "verify"])
-@pytest.mark.parametrize(("names", "words"), [([], "Say what to"), (["cifr10"], "perhaps you meant 'cifar10'")])
+@pytest.mark.parametrize(("names", "words"), [([], "Say what to"), (["cifr10"], "perhaps you meant cifar10")])
 def test_a_wrong_name_is_told_at_once(action: str, names: list[str], words: str, capsys: Said) -> None:
     assert main(["data", action, *names]) == 2
     said = capsys.readouterr()

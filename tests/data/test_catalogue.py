@@ -143,7 +143,7 @@ def test_the_facts_are_well_formed() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_names() -> None:
-    with pytest.raises(UserError, match=r"perhaps you meant 'cifar100'.*digits, cifar10, cifar100, svhn"):
+    with pytest.raises(UserError, match=r"perhaps you meant cifar100.*digits, cifar10, cifar100, svhn"):
         lookup("CIFAR-100")
     with pytest.raises(UserError, match="no data set is called 'imagenet'; there are"):
         verify("imagenet", Path())

@@ -48,7 +48,7 @@ def test_image_size_is_for_folders(tmp_path: Path, image_folder: Callable[..., A
 
 
 def test_unknown_names_and_paths_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"perhaps you meant 'cifar10'.*names are digits, cifar10, cifar100, svhn"):
+    with pytest.raises(UserError, match=r"perhaps you meant cifar10.*names are digits, cifar10, cifar100, svhn"):
         load("cifar-10", tmp_path)
     for what in ("imagenet", str(tmp_path / "none"), "~nobody-of-that-name/x", ""):
         with pytest.raises(UserError):

@@ -3,10 +3,8 @@
 Facts only; `catalogue` downloads and verifies with them, `cifar` and `svhn` find their files with them.
 """
 
-import difflib
-
 from codinet.data.known import Archive, Known, KnownFile, Layout
-from codinet.errors import UserError
+from codinet.errors import UserError, perhaps
 
 _KRIZ = "https://www.cs.toronto.edu/~kriz"
 _CITE_KRIZ = (
@@ -133,11 +131,5 @@ KNOWN: dict[str, Known] = {known.name: known for known in (_DIGITS, _CIFAR10, _C
 def lookup(name: str) -> Known:
     """The data set of that name, or a `UserError` with the names there are."""
     if name not in KNOWN:
-        raise UserError(f"no data set is called {name!r}{meant(name)}; there are {', '.join(KNOWN)}.")
+        raise UserError(f"no data set is called {name!r}{perhaps(name, KNOWN)}; there are {', '.join(KNOWN)}.")
     return KNOWN[name]
-
-
-def meant(name: str) -> str:
-    """` (perhaps you meant 'cifar10')`, or nothing when no name is near."""
-    near = difflib.get_close_matches(name.lower().replace("-", ""), KNOWN, n=1, cutoff=0.6)
-    return f" (perhaps you meant {near[0]!r})" if near else ""

@@ -13,9 +13,9 @@ from codinet.data.cifar import load_cifar10, load_cifar100
 from codinet.data.dataset import Dataset, check
 from codinet.data.digits import load_digits
 from codinet.data.folder import load_folder
-from codinet.data.official import KNOWN, meant
+from codinet.data.official import KNOWN
 from codinet.data.svhn import load_svhn
-from codinet.errors import UserError
+from codinet.errors import UserError, perhaps
 
 _LOADERS: dict[str, Callable[[Path], Dataset]] = {
     "digits": lambda _root: load_digits(),
@@ -47,7 +47,7 @@ def _load(name_or_path: str, root: Path, image_size: int | None) -> Dataset:
     if path.exists():
         raise UserError(f"{path} is neither an image folder nor an .npz file; give one of these or a name.")
     raise UserError(
-        f"there is no data set, folder or .npz file called {name_or_path!r}{meant(name_or_path)}; "
+        f"there is no data set, folder or .npz file called {name_or_path!r}{perhaps(name_or_path, KNOWN)}; "
         f"names are {', '.join(KNOWN)}."
     )
 
