@@ -84,3 +84,13 @@ def test_before_a_terminal_there_is_a_bar_with_the_time_left(monkeypatch: pytest
     assert "training" in said
     assert "5/10" in said
     assert "left" in said
+
+
+def test_a_log_file_is_told_now_and_then_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("codinet.train.reporting.QUIET_SECONDS", 0.0)
+    with Console() as reporter:
+        reporter.begin("title", steps=4, done=1)
+        reporter.advance()
+    assert "step 2 of 4, about 0:00:0" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """What a person sees while a network trains. The base class says nothing; `Console` draws a table and a bar."""
 
+import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -56,8 +58,15 @@ _COLUMNS = (  # heading, key, format
 )
 
 
+_WIDTHS = [len(form.format(0)) for _, _, form in _COLUMNS]
+QUIET_SECONDS = 60.0  # in a log file, a long epoch says this often how far it is
+
+
 class Console(Reporter):
-    """Rows of a table, and a progress bar with the time left where there is a terminal. Writes to stderr."""
+    """Rows of a table, and the time left: as a bar where there is a terminal, else as a line now and then.
+
+    Writes to stderr.
+    """
 
     def __init__(self) -> None:
         self.console = RichConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -85,21 +94,29 @@ class Console(Reporter):
     def begin(self, title: str, *, steps: int, done: int) -> None:
         self.console.print(title)
         self.task = self.progress.add_task("training", total=steps, completed=done)
+        self.steps, self.first, self.done = steps, done, done
+        self.began = self.spoke = time.monotonic()
 
     def advance(self) -> None:
         self.progress.advance(self.task)
+        self.done += 1
+        now = time.monotonic()
+        if self.progress.disable and now - self.spoke > QUIET_SECONDS:
+            left = (now - self.began) / (self.done - self.first) * (self.steps - self.done)
+            self.console.print(f"step {self.done} of {self.steps}, about {timedelta(seconds=round(left))} left")
+            self.spoke = now
 
     def row(self, row: dict[str, Any]) -> None:
         cells = [(heading, form.format(row[key]) if key in row else "") for heading, key, form in _COLUMNS]
         if self.rows % 25 == 0:
-            widths = [len(form.format(0)) for _, _, form in _COLUMNS]
-            self.console.print(
-                " ".join(f"{heading:>{width}}" for (heading, _), width in zip(cells, widths, strict=True)),
-                style="bold",
-            )
+            self._print([heading for heading, _ in cells], style="bold")
         self.rows += 1
-        widths = [len(form.format(0)) for _, _, form in _COLUMNS]
-        self.console.print(" ".join(f"{cell:>{width}}" for (_, cell), width in zip(cells, widths, strict=True)))
+        self._print([cell for _, cell in cells])
+        self.spoke = time.monotonic()
+
+    def _print(self, cells: list[str], style: str | None = None) -> None:
+        line = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
+        self.console.print(line, style=style)
 
     def warn(self, sentence: str) -> None:
         self.console.print(f"Warning: {sentence}", style="yellow")
