@@ -2,6 +2,7 @@
 
 from codinet.adopt import make_dynamic
 from codinet.cost import CostTable, block_costs
+from codinet.engines import compile_engine
 from codinet.errors import UserError
 from codinet.model import CoDiNet, ModelConfig, create_model, list_models
 from codinet.records import PathTable, RoutedOutput
@@ -16,6 +17,7 @@ __all__ = [
     "RoutedOutput",
     "UserError",
     "block_costs",
+    "compile_engine",
     "create_model",
     "list_models",
     "make_dynamic",

@@ -27,6 +27,8 @@ VERBS = {
     "report": "one page of figures and tables on runs",
     "explore": "a local page on which to see how a run routes images",
     "sweep": "many runs over budgets, margins, seeds",
+    "bench": "speed of every engine against the static net",
+    "export": "a trained run as an ONNX file",
     "data": "list, download and verify data sets",
     "models": "the networks that can be trained",
 }

@@ -1,0 +1,33 @@
+"""The picture of a bench: what each engine gained, beside what its multiply-adds promised. Needs matplotlib."""
+
+from pathlib import Path
+from typing import Any
+
+from codinet.errors import UserError
+
+try:
+    from matplotlib.figure import Figure
+except ImportError as missing:
+    raise UserError("Figures need matplotlib; install it with pip install 'codinet[plot]'.") from missing
+
+
+def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
+    """Bars of the routed engines, one group a row; a line at each promise."""
+    shown = [row for row in rows if not row["engine"].startswith("static")]
+    names = [f"{row['engine']}\nbatch {row['batch']}" for row in shown]
+    figure = Figure(figsize=(max(4.0, 1.3 * len(shown)), 3.6), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.bar(names, [row["speedup"] for row in shown], color="#2f6f9f", width=0.6, label="measured")
+    axes.bar_label(bars, [f"{row['realised']:.2f}" for row in shown], padding=2, fontsize=8)
+    for place, row in enumerate(shown):
+        label = "promised by multiply-adds" if place == 0 else "_"  # the legend leaves out what begins so
+        axes.hlines(row["mac_speedup"], place - 0.38, place + 0.38, colors="#c8553d", label=label)
+    axes.axhline(1, color="0.6", linewidth=0.8, linestyle=":")
+    axes.set_ylabel("speed-up over the static net")
+    axes.set_title(f"{title}\n(on the bars: realised share)", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    try:
+        figure.savefig(out, dpi=150)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Could not write {out}: {error}; choose another --plot.") from error

@@ -1,0 +1,174 @@
+"""`codinet bench`: speed of every engine against the static net, with what the multiply-adds promise beside it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from codinet.backbones import ARCHITECTURES
+from codinet.bench import ENGINES, Setting, contestants, measure, pick_engines, settle, with_run_rate
+from codinet.commands.shared import DATA_ROOT, print_json, print_table
+from codinet.cost import block_costs
+from codinet.data import load
+from codinet.data.views import normalise
+from codinet.environment import describe, pick_device
+from codinet.errors import UserError, unknown
+from codinet.model import CoDiNet, create_model
+from codinet.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Args:
+    network: tyro.conf.Positional[str]
+    """Run folder of `codinet train`, or a network by name (see `codinet models`)."""
+    run_rate: float | None = None
+    """Share of the images that run each block: paths are drawn at this rate. Default: a run's own paths on its test
+    images; 0.5 for a network by name."""
+    batch: tuple[int, ...] = (1, 64)
+    """Images at a time."""
+    threads: int = 1
+    """CPU threads."""
+    engines: tuple[str, ...] = ()
+    """Some of masked, branch, gather, onnx, onnx-masked. Default: those made for the batch size."""
+    router: str = "fc"
+    """Router of a network by name: fc, cnn, rnn."""
+    rounds: int = 20
+    """Times that every engine answers all images."""
+    images: int = 16
+    """Images (at least one batch of them) that a round answers."""
+    threshold: float = 0.5
+    """A block runs where the router's run probability reaches this."""
+    compiled: bool = False
+    """Also measure the static net through torch.compile, which takes a minute to compile."""
+    plot: Path | None = None
+    """Picture to write, which needs matplotlib."""
+    seed: int = 0
+    """Seed of untrained weights and of random images."""
+    data_root: Path = DATA_ROOT
+    """Folder that holds the data sets."""
+    device: str = "cpu"
+    """cpu, cuda, mps."""
+    json: bool = False
+    """Print one JSON document."""
+
+
+def run(args: Args) -> None:
+    _check(args)
+    device = pick_device(args.device)
+    before = torch.get_num_threads()
+    torch.set_num_threads(args.threads)
+    try:
+        rows = _rows(args, device)
+        environment = describe(device)
+    finally:
+        torch.set_num_threads(before)
+    if args.plot is not None:
+        from codinet.bench.picture import draw
+
+        draw(rows, args.plot, f"{args.network}, {args.threads} threads, {device.type}")
+    if args.json:
+        print_json({"rows": rows, "environment": environment})
+    else:
+        _print(f"{args.network} on {device.type}, {args.threads} threads, float32", rows)
+
+
+def _check(args: Args) -> None:
+    if args.run_rate is not None and not 0 <= args.run_rate <= 1:
+        raise UserError(f"--run-rate {args.run_rate:g} is no share; give a number from 0 to 1.")
+    if not 0 <= args.threshold <= 1:
+        raise UserError(f"--threshold {args.threshold:g} is no probability; give a number from 0 to 1.")
+    if not args.batch:
+        raise UserError("--batch names no size; give one or more, as in --batch 1 64.")
+    for flag, value in (("threads", args.threads), ("rounds", args.rounds), ("images", args.images)):
+        if value < 1:
+            raise UserError(f"--{flag} {value} is too small; use 1 or more.")
+    if min(args.batch) < 1:
+        raise UserError(f"--batch {min(args.batch)} is too small; use 1 or more.")
+    for name in args.engines:
+        if name not in ENGINES:
+            raise unknown("engine", name, ENGINES)
+
+
+def _rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
+    model, images_TCHW = _network(args)
+    model, images_TCHW = model.to(device), images_TCHW.to(device)
+    channels, height, width = images_TCHW.shape[1:]
+    table = block_costs(model, (channels, height, width))
+    rows = []
+    for batch in args.batch:
+        names = pick_engines(args.engines, batch, model, device)
+        contest = contestants(
+            model,
+            names,
+            table.image_shape,
+            threads=args.threads,
+            threshold=args.threshold,
+            compiled=args.compiled,
+        )
+        number = max(args.images // batch, 1) * batch
+        setting = Setting(batch, args.threads, device, "float32")
+        rows += measure(contest, images_TCHW[:number], table, setting, rounds=args.rounds)
+    return rows
+
+
+def _network(args: Args) -> tuple[CoDiNet, torch.Tensor]:
+    """The network and enough images for the largest batch; an untrained one is made to route at the wished rate."""
+    number = max(args.images, *args.batch)
+    path = Path(args.network)
+    if args.network in ARCHITECTURES and not path.is_dir():
+        torch.manual_seed(args.seed)
+        size = ARCHITECTURES[args.network].image_size
+        model = create_model(args.network, num_classes=10 if size == 32 else 1000, router=args.router)
+        images_TCHW = torch.randn(number, 3, size, size) + torch.randn(number, 3, 1, 1)
+        settled = settle(model, images_TCHW[:64])
+        rate = 0.5 if args.run_rate is None else args.run_rate
+    elif path.is_dir():
+        folder = RunFolder.open(path)
+        settled, images_TCHW = folder.load_model(), _test_images(folder, args.data_root, number)
+        if args.run_rate is None or settled.routers is None:
+            return settled, images_TCHW
+        rate = args.run_rate
+    else:
+        raise unknown("network or run folder", args.network, ARCHITECTURES)
+    made = with_run_rate(settled, images_TCHW, rate)
+    assert isinstance(made, CoDiNet)
+    return made, images_TCHW
+
+
+def _test_images(folder: RunFolder, root: Path, number: int) -> torch.Tensor:
+    dataset = load(folder.config.source, root, image_size=folder.config.data.image_size)
+    mean_C, std_C = torch.tensor(folder.data.mean), torch.tensor(folder.data.std)
+    # Round and round where the test set is smaller than the batch.
+    index_T = torch.arange(number) % len(dataset.test)
+    return normalise(dataset.test.images_NCHW[index_T], mean_C, std_C)
+
+
+def _print(title: str, rows: list[dict[str, Any]]) -> None:
+    headings = [
+        "engine",
+        "p50\nms",
+        "p95\nms",
+        "images\na second",
+        "peak\nMB",
+        "×, by\nMACs",
+        "×, in\ntime",
+        "realised",
+    ]
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        cells = [
+            [
+                row["engine"],
+                f"{row['p50_ms']:.1f}",
+                f"{row['p95_ms']:.1f}",
+                f"{row['images_per_s']:.0f}",
+                "–" if row["peak_mb"] is None else f"{row['peak_mb']:.1f}",
+                f"{row['mac_speedup']:.2f}",
+                f"{row['speedup']:.2f}",
+                f"{row['realised']:.2f}",
+            ]
+            for row in rows
+            if row["batch"] == batch
+        ]
+        print_table(f"{title}, batch {batch}", headings, cells)

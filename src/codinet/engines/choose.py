@@ -1,0 +1,95 @@
+"""The fastest engine for a network, a device and a batch size, found by trying them.
+
+Candidates are timed on random images, which a trained network may route otherwise than its own; pass `images`
+where that matters. What is not installed (ONNX Runtime) or cannot hold the network is left out.
+"""
+
+import copy
+import importlib.util
+import time
+from collections.abc import Callable
+
+import torch
+
+from codinet.engines.branch import BranchEngine
+from codinet.engines.contract import Engine
+from codinet.engines.gather import GatherEngine
+from codinet.engines.masked import MaskedEngine
+from codinet.engines.static import StaticEngine
+from codinet.errors import UserError
+from codinet.model import CoDiNet, RoutedNetwork
+
+ROUNDS = 5
+
+
+def compile_engine(
+    model: RoutedNetwork,
+    *,
+    device: str | torch.device = "cpu",
+    batch: int = 1,
+    threshold: float = 0.5,
+    images: torch.Tensor | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+) -> Engine:
+    """The engine that was fastest here; they all give the same answers.
+
+    Images are of the size the network was published for unless said otherwise.
+    """
+    if batch < 1:
+        raise UserError(f"A batch holds one image or more, not {batch}.")
+    device = torch.device(device)
+    if images is None:
+        images = torch.randn(batch, *(image_shape or _published_shape(model)))
+    images = images[:batch].to(device)
+    model = copy.deepcopy(model).to(device)
+    timed = [(_fastest_of(engine, images), engine) for engine in _candidates(model, images, threshold)]
+    return min(timed, key=lambda pair: pair[0])[1]
+
+
+def _published_shape(model: RoutedNetwork) -> tuple[int, int, int]:
+    if isinstance(model, CoDiNet):
+        return model.config.in_channels, model.shape.image_size, model.shape.image_size
+    return 3, 224, 224
+
+
+def _candidates(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> list[Engine]:
+    if model.routers is None:
+        engines: list[Engine] = [StaticEngine(model)]
+    elif len(images_BCHW) == 1:
+        engines = [BranchEngine(model, threshold=threshold)]
+    else:
+        engines = [
+            GatherEngine(model, threshold=threshold),
+            BranchEngine(model, threshold=threshold),
+            MaskedEngine(model, threshold=threshold),
+        ]
+    if has_onnx(model, images_BCHW.device):
+        engines += _onnx(model, images_BCHW, threshold)
+    return engines
+
+
+def has_onnx(model: RoutedNetwork, device: torch.device) -> bool:
+    """Whether ONNX Runtime is installed and can hold the network."""
+    installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
+    return installed and device.type == "cpu" and isinstance(model, CoDiNet)
+
+
+def _onnx(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> list[Engine]:
+    from codinet.engines.onnx import OnnxEngine
+
+    channels, height, width = images_BCHW.shape[1:]
+    engine = OnnxEngine.of(model, (channels, height, width), kind="static" if model.routers is None else "routed")
+    engine.threshold = threshold
+    return [engine]
+
+
+def _fastest_of(engine: Callable[[torch.Tensor], object], images_BCHW: torch.Tensor) -> float:
+    """Seconds of the quickest of a few calls, the first not counted."""
+    times = []
+    for _ in range(ROUNDS + 1):
+        start = time.perf_counter()
+        engine(images_BCHW)
+        if images_BCHW.device.type == "cuda":
+            torch.cuda.synchronize(images_BCHW.device)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])

@@ -1,0 +1,127 @@
+"""Writing an ONNX file, and proving that it says what the network says.
+
+The file carries what is needed to use it without codinet: classes, normalisation, image shape, cost table,
+threshold. It is checked before it is written: one that disagrees with the network never appears and is an error.
+Needs the extra `onnx`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import codinet
+from codinet import files
+from codinet.cost import block_costs
+from codinet.engines.contract import margin_limit
+from codinet.engines.onnx import OnnxEngine
+from codinet.engines.onnx_graph import OPSET, Kind, build
+from codinet.errors import UserError
+from codinet.model import CoDiNet
+from codinet.records import RoutedOutput
+from codinet.relaxation import hard
+
+TOLERANCE = 1e-4  # of logits, and of how near a decision may be to the threshold to fall either way
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What a file tells of the data its network was trained on."""
+
+    classes: Sequence[str]
+    mean: Sequence[float]  # per channel, in bytes (0..255)
+    std: Sequence[float]
+    image_shape: tuple[int, int, int]
+
+
+def export(
+    model: CoDiNet,
+    out: Path,
+    about: About,
+    *,
+    kind: Kind = "routed",
+    path: Sequence[int] | None = None,
+    threshold: float = 0.5,
+    opset: int = OPSET,
+    images_BCHW: torch.Tensor | None = None,
+) -> int:
+    """Write the file; the number of images it was checked on: random ones, and the normalised ones given."""
+    if path is not None and kind != "static":
+        raise UserError("A path is fixed in a static file only; leave --path out, or choose --kind static.")
+    if path is not None and (len(path) != len(model.blocks) or set(path) - {0, 1}):
+        raise UserError(
+            f"The path of this network is {len(model.blocks)} digits, 0 or 1; this one is {len(path)} long."
+        )
+    model = model.eval()
+    proto = build(model, about.image_shape, kind=kind, path=path, threshold=threshold, opset=opset)
+    for key, value in _metadata(model, about, kind, path, threshold).items():
+        proto.metadata_props.add(key=key, value=json.dumps(value))
+    content = proto.SerializeToString()
+    random = torch.randn(8, *about.image_shape, generator=torch.Generator().manual_seed(0))
+    checked = random if images_BCHW is None else torch.cat([random, images_BCHW.cpu().float()])
+    check(model, OnnxEngine(content, threads=1), checked, path=path, threshold=threshold)
+    files.write(out, content)
+    return len(checked)
+
+
+def _metadata(model: CoDiNet, about: About, kind: Kind, path: Sequence[int] | None, threshold: float) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "codinet": codinet.__version__,
+        "kind": kind,
+        "arch": model.config.arch,
+        **dataclasses.asdict(about),
+        "cost_table": dataclasses.asdict(block_costs(model, about.image_shape)),
+    }
+    if kind == "static":
+        return found | {"path": [1] * len(model.blocks) if path is None else list(path)}
+    return found | {"router": model.config.router, "threshold": threshold}
+
+
+@torch.inference_mode()
+def check(
+    model: CoDiNet,
+    engine: OnnxEngine,
+    images_BCHW: torch.Tensor,
+    *,
+    path: Sequence[int] | None = None,
+    threshold: float = 0.5,
+) -> None:
+    """`UserError` unless the file gives the network's paths, classes and logits for these images."""
+    for images in images_BCHW.split(64):
+        if engine.about["kind"] == "static":
+            wish = torch.ones(len(model.blocks)) if path is None else torch.tensor(path)
+            reference = model(images, force=wish)
+        else:
+            reference = model(images, decide=partial(hard, threshold=threshold))
+        flaw = _difference(engine(images), reference, margin_limit(threshold), routed=engine.about["kind"] != "static")
+        if flaw:
+            raise UserError(f"The exported file does not compute what the network does ({flaw}), so it was not kept.")
+
+
+def _difference(ours: RoutedOutput, theirs: RoutedOutput, limit: float, *, routed: bool) -> str | None:
+    """What differs beyond rounding, in words."""
+    alike_B = torch.ones(len(theirs.path_BN), dtype=torch.bool)
+    if routed:
+        close_BN = (theirs.scores_BN2[..., 1] - theirs.scores_BN2[..., 0] - limit).abs() <= TOLERANCE
+        differs_BN = ours.path_BN != theirs.path_BN
+        # Only the first difference counts: what follows it sees other features.
+        first_B = differs_BN.int().argmax(dim=1)
+        alike_B = ~differs_BN.any(dim=1)
+        if bool((~alike_B & ~close_BN.gather(1, first_B[:, None]).squeeze(1)).any()):
+            return "paths differ"
+        if not alike_B.any():
+            return None
+    ours_BK, theirs_BK = ours.logits_BK[alike_B], theirs.logits_BK[alike_B]
+    allowed = TOLERANCE * max(1.0, theirs_BK.abs().max().item())
+    worst = (ours_BK - theirs_BK).abs().max().item()
+    if not worst <= allowed:  # not a number is a difference too
+        return f"logits differ by {worst:.2g}"
+    best_B2 = theirs_BK.topk(min(2, theirs_BK.shape[1]), dim=1).values
+    clear_B = best_B2[:, 0] - best_B2[:, -1] > 2 * allowed
+    if bool((clear_B & (ours_BK.argmax(dim=1) != theirs_BK.argmax(dim=1))).any()):
+        return "classes differ"
+    return None

@@ -1,0 +1,91 @@
+"""An exported network in ONNX Runtime, behind the engines' contract.
+
+Reads what `codinet export` writes. A routed graph takes one image, so a batch is looped; masked and static ones
+take any batch. Paths cannot be forced: decisions are inside the graph. Needs the extra `onnx`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime
+import torch
+
+from codinet.engines.contract import Engine
+from codinet.engines.onnx_graph import Kind, build
+from codinet.errors import UserError
+from codinet.model import RoutedNetwork
+from codinet.records import RoutedOutput
+
+
+def open_session(source: Path | bytes, *, threads: int | None = None) -> onnxruntime.InferenceSession:
+    """A session on the CPU with this many threads, or as many as torch uses."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # its warnings are about optimizations it did not find
+    content = source if isinstance(source, bytes) else str(source)
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common base but this
+        what = "The graph" if isinstance(source, bytes) else str(source)
+        raise UserError(f"{what} cannot be opened by ONNX Runtime: {str(error).splitlines()[0]}") from error
+
+
+class OnnxEngine(Engine):
+    """A session over an exported file, or over a network exported on the spot (`OnnxEngine.of`)."""
+
+    name: ClassVar[str] = "onnx"
+
+    def __init__(self, source: Path | bytes, *, threshold: float | None = None, threads: int | None = None) -> None:
+        self.session = open_session(source, threads=threads)
+        self.about: dict[str, Any] = {
+            key: json.loads(value) for key, value in self.session.get_modelmeta().custom_metadata_map.items()
+        }
+        if "kind" not in self.about:
+            raise UserError("This ONNX file was not written by codinet export: it does not say what it holds.")
+        super().__init__(threshold=float(self.about.get("threshold", 0.5)) if threshold is None else threshold)
+        self.image_shape: list[int] = self.session.get_inputs()[0].shape[1:]
+        self.one_by_one = self.about["kind"] == "routed"
+
+    @classmethod
+    def of(
+        cls,
+        model: RoutedNetwork,
+        image_shape: tuple[int, int, int],
+        *,
+        kind: Kind = "routed",
+        threads: int | None = None,
+    ) -> "OnnxEngine":
+        proto = build(model, image_shape, kind=kind)
+        about: dict[str, Any] = {"kind": kind}
+        if kind == "static":
+            about["path"] = [1] * len(model.blocks)
+        for key, value in about.items():
+            proto.metadata_props.add(key=key, value=json.dumps(value))
+        return cls(proto.SerializeToString(), threads=threads)
+
+    def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
+        if force is not None:
+            raise UserError("A path cannot be forced on an ONNX graph; export a static one of that path.")
+        if list(images_BCHW.shape[1:]) != self.image_shape:
+            found, wanted = ("×".join(map(str, shape)) for shape in (images_BCHW.shape[1:], self.image_shape))
+            raise UserError(f"This ONNX graph takes images of {wanted}, not of {found}.")
+        images = np.ascontiguousarray(images_BCHW.float().cpu().numpy())
+        if self.one_by_one and len(images) > 1:
+            rows = [self._run(images[i : i + 1], threshold) for i in range(len(images))]
+            parts = [np.concatenate(column) for column in zip(*rows, strict=True)]
+        else:
+            parts = self._run(images, threshold)
+        logits_BK = torch.from_numpy(parts[0])
+        if len(parts) == 1:
+            path_BN = torch.tensor(self.about["path"], dtype=torch.float32).repeat(len(images), 1)
+            return RoutedOutput(logits_BK, torch.zeros(*path_BN.shape, 2), path_BN)
+        return RoutedOutput(logits_BK, torch.from_numpy(parts[1]), torch.from_numpy(parts[2]))
+
+    def _run(self, images: np.ndarray, threshold: float) -> list[np.ndarray]:
+        feeds = {"images": images}
+        if self.about["kind"] != "static":
+            feeds["threshold"] = np.array(threshold, np.float32)
+        return self.session.run(None, feeds)

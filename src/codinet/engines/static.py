@@ -1,0 +1,37 @@
+"""The network without routing: every block, or those of one fixed path, for every image.
+
+What routed engines are compared with, folded just as they are. It asks no routers, so its scores are zero.
+"""
+
+from typing import ClassVar
+
+import torch
+
+from codinet.engines.contract import Engine
+from codinet.engines.folding import fold
+from codinet.model import RoutedNetwork
+from codinet.records import RoutedOutput
+
+
+class StaticEngine(Engine):
+    """Eager and folded. `path` (N) says which blocks run; by default all do."""
+
+    name: ClassVar[str] = "static"
+
+    def __init__(self, model: RoutedNetwork, *, path: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.net = fold(model)
+        self.path = [True] * len(self.net.blocks) if path is None else [bool(ran) for ran in path]
+        self.steps = list(zip(self.net.blocks, self.path, strict=True))
+
+    def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
+        """Threshold and force are routing's and change nothing here."""
+        x_BCHW = self.net.start(images_BCHW)
+        for block, runs in self.steps:
+            shortcut_BCHW = block.skip(x_BCHW)
+            x_BCHW = block.run(x_BCHW, shortcut_BCHW) if runs else shortcut_BCHW
+        path_BN = torch.tensor(self.path, dtype=torch.float32).expand(len(images_BCHW), -1)
+        scores_BN2 = torch.zeros(*path_BN.shape, 2)
+        return RoutedOutput(
+            self.net.head(x_BCHW).float(), scores_BN2.to(x_BCHW.device), path_BN.to(x_BCHW.device, copy=True)
+        )

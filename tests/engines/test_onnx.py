@@ -1,0 +1,168 @@
+"""ONNX graphs give what the network gives, in ONNX Runtime and in a process that has no torch."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("onnxruntime")
+
+import onnx
+
+from codinet.adopt import make_dynamic
+from codinet.bench.drawn import settle, with_run_rate
+from codinet.engines.export import About, check, export
+from codinet.engines.onnx import OnnxEngine
+from codinet.engines.onnx_graph import build
+from codinet.engines.static import StaticEngine
+from codinet.errors import UserError
+from codinet.model import RoutedNetwork, create_model, list_models
+from codinet.relaxation import hard
+
+Make = Callable[..., RoutedNetwork]
+Same = Callable[..., None]
+ABOUT = About([f"class {k}" for k in range(10)], [125.0, 123.0, 114.0], [63.0, 62.0, 67.0], (3, 32, 32))
+
+
+@pytest.mark.parametrize("kind", ["routed", "masked"])
+@pytest.mark.parametrize("router", ["fc", "cnn", "rnn"])
+@pytest.mark.parametrize("run_rate", [0.0, 0.5, 1.0])
+def test_a_graph_equals_the_network(
+    kind: str, router: str, run_rate: float, network: Make, images: torch.Tensor, assert_same: Same
+) -> None:
+    model = network(router=router, run_rate=run_rate)
+    engine = OnnxEngine.of(model, (3, 32, 32), kind=kind)  # type: ignore[arg-type]
+    for batch in (images, images[:1], images[:5].to(memory_format=torch.channels_last)):
+        for threshold in (0.0, 0.3, 0.5, 1.0):
+            with torch.no_grad():
+                reference = model(batch, decide=partial(hard, threshold=threshold))
+            assert_same(engine(batch, threshold=threshold), reference)
+
+
+@pytest.mark.parametrize("arch", list_models())
+def test_every_network_of_the_registry(arch: str, of_registry: Callable, assert_same: Same) -> None:
+    model, images, reference = of_registry(arch)
+    size = images.shape[-1]
+    assert_same(OnnxEngine.of(model, (3, size, size))(images), reference)
+
+
+def test_a_static_graph_of_a_path(network: Make, images: torch.Tensor, tmp_path: Path, assert_same: Same) -> None:
+    model, path = network(), [1, 0, 1, 0, 0, 1, 0, 1, 1]
+    export(model, tmp_path / "m.onnx", ABOUT, kind="static", path=path)  # type: ignore[arg-type]
+    assert_same(OnnxEngine(tmp_path / "m.onnx")(images), StaticEngine(model, path=torch.tensor(path))(images))
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 21, 22])
+def test_opsets(opset: int, network: Make, images: torch.Tensor, tmp_path: Path, assert_same: Same) -> None:
+    model = network()
+    assert export(model, tmp_path / "m.onnx", ABOUT, opset=opset, images_BCHW=images) == 16  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert_same(OnnxEngine(tmp_path / "m.onnx")(images), model(images))
+
+
+def test_one_branch_per_block(network: Make) -> None:
+    nodes = build(network(), (3, 32, 32)).graph.node
+    assert sum(node.op_type == "If" for node in nodes) == 9
+
+
+def test_what_a_file_tells(network: Make, tmp_path: Path) -> None:
+    export(network(), tmp_path / "m.onnx", ABOUT, threshold=0.25)  # type: ignore[arg-type]
+    engine = OnnxEngine(tmp_path / "m.onnx")
+    assert engine.threshold == 0.25
+    assert engine.about["classes"] == ABOUT.classes
+    assert engine.about["mean"] == ABOUT.mean
+    assert engine.about["image_shape"] == [3, 32, 32]
+    assert len(engine.about["cost_table"]["run_N"]) == 9
+    assert engine.about["codinet"]
+
+
+def test_the_check_finds_other_weights(network: Make, images: torch.Tensor) -> None:
+    engine = OnnxEngine.of(network(), (3, 32, 32))
+    with pytest.raises(UserError, match="paths differ"):
+        check(network(run_rate=1.0), engine, images)  # type: ignore[arg-type]
+    other = with_run_rate(settle(create_model("resnet20"), images), images, 1.0)
+    with pytest.raises(UserError, match="logits differ"):
+        check(other, OnnxEngine.of(network(run_rate=1.0), (3, 32, 32)), images)  # type: ignore[arg-type]
+
+
+def test_a_mismatch_leaves_no_file(
+    network: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: torch.Tensor
+) -> None:
+    wrong = build(network(run_rate=1.0), (3, 32, 32))
+    monkeypatch.setattr("codinet.engines.export.build", lambda *_args, **_flags: wrong)
+    with pytest.raises(UserError, match="paths differ"):
+        export(network(), tmp_path / "m.onnx", ABOUT, images_BCHW=images)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_exported(network: Make, images: torch.Tensor, tmp_path: Path) -> None:
+    static = create_model("resnet20", routed=False)
+    with pytest.raises(UserError, match="nothing to route"):
+        build(static, (3, 32, 32))
+    with pytest.raises(UserError, match="Opset 9"):
+        build(network(), (3, 32, 32), opset=9)
+    with pytest.raises(UserError, match="path of this network is 9"):
+        export(static, tmp_path / "m.onnx", ABOUT, kind="static", path=[1, 0])
+    foreign = nn.Module()
+    foreign.conv1, foreign.bn1, foreign.relu, foreign.maxpool = nn.Conv2d(3, 4, 3), nn.Identity(), nn.ReLU(), nn.ReLU()
+    foreign.layer1 = nn.Sequential(nn.Conv2d(4, 4, 1))
+    foreign.avgpool, foreign.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 2)
+    with pytest.raises(UserError, match="networks of the registry"):
+        build(make_dynamic(foreign), (3, 32, 32))
+    with pytest.raises(UserError, match="cannot be forced"):
+        OnnxEngine.of(network(), (3, 32, 32))(images, force=torch.ones(9))
+
+
+def test_images_of_another_shape_are_refused(network: Make, images: torch.Tensor) -> None:
+    with pytest.raises(UserError, match="3×32×32, not of 3×16×32"):
+        OnnxEngine.of(network(), (3, 32, 32))(images[:, :, ::2])
+
+
+def test_files_that_are_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"nothing of the kind")
+    with pytest.raises(UserError, match="cannot be opened"):
+        OnnxEngine(tmp_path / "bad.onnx")
+    info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [info], [out])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "other.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(UserError, match="not written by codinet"):
+        OnnxEngine(tmp_path / "other.onnx")
+
+
+def test_the_documented_example_needs_no_torch(tmp_path: Path, network: Make) -> None:
+    """1,000 images: the same classes and paths as torch gives."""
+    text = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
+    (code,) = [part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "onnxruntime" in part]
+    watch = "\nassert not {'torch', 'codinet', 'onnx'} & set(sys.modules)\n"
+    (tmp_path / "classify.py").write_text(code + watch)
+    random = np.random.default_rng(0)
+    colour = random.integers(0, 206, (1000, 3, 1, 1))  # images of noise alone look alike to a router
+    bytes_TCHW = (colour + random.integers(0, 50, (1000, 3, 32, 32))).astype(np.uint8)
+    np.save(tmp_path / "images.npy", bytes_TCHW)
+    images = torch.from_numpy(bytes_TCHW).float()
+    images -= torch.tensor(ABOUT.mean)[:, None, None]
+    images /= torch.tensor(ABOUT.std)[:, None, None]
+    torch.manual_seed(0)
+    model = with_run_rate(settle(create_model("resnet20"), images[:64]), images[:64], 0.5)
+    export(model, tmp_path / "m.onnx", ABOUT)  # type: ignore[arg-type]
+    words = [sys.executable, "-I", "classify.py", "m.onnx", "images.npy"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    with torch.no_grad():
+        parts = [model(batch) for batch in images.split(250)]
+    classes = torch.cat([part.logits_BK for part in parts]).argmax(dim=1).tolist()
+    paths = ["".join(str(int(ran)) for ran in row) for part in parts for row in part.path_BN]
+    assert [answer["class"] for answer in answers] == [ABOUT.classes[k] for k in classes]
+    assert [answer["path"] for answer in answers] == paths
+    assert len(set(paths)) > 20

@@ -1,0 +1,178 @@
+"""Every engine gives what the network itself gives."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from codinet.adopt import make_dynamic
+from codinet.bench.drawn import settle, with_run_rate
+from codinet.engines.branch import BranchEngine
+from codinet.engines.contract import Engine
+from codinet.engines.gather import GatherEngine
+from codinet.engines.masked import MaskedEngine
+from codinet.engines.static import StaticEngine
+from codinet.errors import UserError
+from codinet.model import RoutedNetwork, create_model, list_models
+from codinet.relaxation import hard
+
+Kind = Callable[..., Engine]
+SKIPPING: list[Kind] = [BranchEngine, GatherEngine]
+ENGINES: list[Kind] = [MaskedEngine, *SKIPPING]
+Make = Callable[..., RoutedNetwork]
+Same = Callable[..., None]
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("router", ["fc", "cnn", "rnn"])
+@pytest.mark.parametrize("run_rate", [0.0, 0.5, 1.0])
+def test_engine_equals_the_network(
+    kind: Kind, router: str, run_rate: float, network: Make, images: torch.Tensor, assert_same: Same
+) -> None:
+    model = network(router=router, run_rate=run_rate)
+    engine = kind(model)
+    for batch in (images, images[:1], images[:5], images.to(memory_format=torch.channels_last), images[1:8:3]):
+        with torch.no_grad():
+            reference = model(batch)
+        kept = batch.clone()
+        assert_same(engine(batch), reference)
+        assert torch.equal(batch, kept)  # in place, but never in the caller's images
+    if 0 < run_rate < 1:
+        assert 0 < model(images).path_BN.mean() < 1
+
+
+@pytest.mark.parametrize("kind", SKIPPING)
+@pytest.mark.parametrize("arch", list_models())
+def test_every_network_of_the_registry(kind: Kind, arch: str, of_registry: Callable, assert_same: Same) -> None:
+    model, images, reference = of_registry(arch)
+    assert 0 < reference.path_BN.mean() < 1
+    assert_same(kind(model)(images), reference)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_path(kind: Kind, network: Make, images: torch.Tensor, assert_same: Same, data: st.DataObject):
+    model = network()
+    number = data.draw(st.integers(1, len(images)))
+    blocks = len(model.blocks)
+    rows = data.draw(st.lists(st.integers(0, 2**blocks - 1), min_size=number, max_size=number))
+    path = torch.tensor([[row >> k & 1 for k in range(blocks)] for row in rows])
+    with torch.no_grad():
+        reference = model(images[:number], force=path)
+    assert_same(kind(model)(images[:number], force=path), reference)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(threshold=st.one_of(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), st.floats(0.01, 0.99)))
+def test_any_threshold(kind: Kind, network: Make, images: torch.Tensor, assert_same: Same, threshold: float):
+    model = network()
+    with torch.no_grad():
+        reference = model(images, decide=partial(hard, threshold=threshold))
+    assert_same(kind(model)(images, threshold=threshold), reference)
+    assert_same(kind(model, threshold=threshold)(images), reference)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_static_network_runs_everything(kind: Kind, images: torch.Tensor, assert_same: Same) -> None:
+    torch.manual_seed(2)
+    model = settle(create_model("resnet20", routed=False), images)
+    engine = kind(model)
+    with torch.no_grad():
+        assert_same(engine(images), model(images))
+        path = torch.tensor([1, 0, 0, 0, 1, 1, 0, 0, 1])
+        assert_same(engine(images, force=path), model(images, force=path))
+
+
+def test_the_static_engine_runs_a_fixed_path(network: Make, images: torch.Tensor) -> None:
+    model, path = network(), torch.tensor([1, 0, 1, 0, 1, 0, 0, 1, 1])
+    for wish in (None, path):
+        with torch.no_grad():
+            reference = model(images, force=torch.ones(9) if wish is None else wish)
+        output = StaticEngine(model, path=wish)(images)
+        torch.testing.assert_close(output.logits_BK, reference.logits_BK, atol=1e-5, rtol=1e-5)
+        assert torch.equal(output.path_BN, reference.path_BN)
+
+
+class Foreign(nn.Module):
+    """Built like torchvision's, with something between the convolutions that folding must not lose."""
+
+    class Block(nn.Module):
+        def __init__(self, before: int, after: int, stride: int) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1)
+            self.bn1 = nn.BatchNorm2d(after)
+            self.act = nn.SiLU()
+            self.conv2 = nn.Conv2d(after, after, 3, padding=1, groups=2)
+            changes = stride != 1 or before != after
+            self.downsample = nn.Conv2d(before, after, 1, stride) if changes else None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shortcut = x if self.downsample is None else self.downsample(x)
+            return self.act(self.conv2(self.bn1(self.act(self.conv1(x)))) + shortcut)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.relu, self.maxpool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
+        self.layer1 = nn.Sequential(self.Block(8, 8, 1), self.Block(8, 8, 1))
+        self.layer2 = nn.Sequential(self.Block(8, 16, 2), self.Block(16, 16, 1))
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(16, 5)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_an_adopted_network(kind: Kind, images: torch.Tensor, assert_same: Same) -> None:
+    torch.manual_seed(4)
+    model = with_run_rate(settle(make_dynamic(Foreign()), images), images, 0.5)
+    engine = kind(model)
+    with torch.no_grad():
+        for batch in (images, images[:1]):
+            assert_same(engine(batch), model(batch))
+
+
+@pytest.mark.parametrize("kind", SKIPPING)
+def test_double_precision(kind: Kind, network: Make, images: torch.Tensor) -> None:
+    model = copy.deepcopy(network()).double()
+    with torch.no_grad():
+        reference = model(images.double())
+    output = kind(model)(images.double())
+    assert torch.equal(output.path_BN, reference.path_BN)
+    torch.testing.assert_close(output.logits_BK, reference.logits_BK)
+
+
+@pytest.mark.parametrize("kind", SKIPPING)
+def test_half_precision_is_near(kind: Kind, network: Make, images: torch.Tensor) -> None:
+    model, path = network(), torch.tensor([1, 0, 1, 1, 0, 1, 0, 1, 1]).repeat(len(images), 1)
+    path[::2] = 1 - path[::2]
+    with torch.no_grad():
+        reference = model(images, force=path).logits_BK
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    output = kind(half)(images.to(torch.bfloat16), force=path)
+    assert output.logits_BK.dtype == output.scores_BN2.dtype == torch.float32
+    assert (output.logits_BK - reference).abs().max() < 0.05 * reference.abs().max()
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_an_engine_is_a_snapshot(kind: Kind, network: Make, images: torch.Tensor) -> None:
+    model = copy.deepcopy(network())
+    engine = kind(model)
+    before = engine(images)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    after = engine(images)
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_what_is_no_batch_is_refused(kind: Kind, network: Make, images: torch.Tensor) -> None:
+    engine = kind(network())
+    for wrong in (images[0], images[:0]):
+        with pytest.raises(UserError, match="batch of images"):
+            engine(wrong)
