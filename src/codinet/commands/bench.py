@@ -9,9 +9,9 @@ import tyro
 
 from codinet.backbones import ARCHITECTURES
 from codinet.bench import ENGINES, Setting, contestants, measure, pick_engines, settle, with_run_rate
-from codinet.commands.shared import DATA_ROOT, print_json, print_table
+from codinet.commands.shared import print_json, print_table
 from codinet.cost import block_costs
-from codinet.data import load
+from codinet.data import DATA_ROOT, load
 from codinet.data.views import normalise
 from codinet.environment import describe, pick_device
 from codinet.errors import UserError, unknown

@@ -8,7 +8,8 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from codinet.commands.shared import DATA_ROOT, print_json, print_table
+from codinet.commands.shared import print_json, print_table
+from codinet.data import DATA_ROOT
 from codinet.data.catalogue import download, list_known, verify
 from codinet.data.official import lookup
 from codinet.errors import UserError

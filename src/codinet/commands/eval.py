@@ -7,9 +7,9 @@ from pathlib import Path
 import tyro
 
 from codinet import files
-from codinet.commands.shared import DATA_ROOT, figures, print_json, print_table
+from codinet.commands.shared import figures, print_json, print_table
 from codinet.cost import block_costs
-from codinet.data import load
+from codinet.data import DATA_ROOT, load
 from codinet.data.resident import Resident
 from codinet.environment import pick_device
 from codinet.errors import UserError

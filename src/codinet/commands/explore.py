@@ -7,8 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from codinet.commands.shared import DATA_ROOT
-from codinet.data import Dataset, load
+from codinet.data import DATA_ROOT, Dataset, load
 from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.runs import RunFolder

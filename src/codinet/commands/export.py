@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 import tyro
 
-from codinet.commands.shared import DATA_ROOT, print_json
-from codinet.data import load
+from codinet.commands.shared import print_json
+from codinet.data import DATA_ROOT, load
 from codinet.data.views import normalise
 from codinet.errors import UserError
 from codinet.runs import RunFolder

@@ -9,7 +9,8 @@ from codinet.analysis import Request, analysis_of
 from codinet.analysis.folders import require_finished
 from codinet.analysis.names import short_names
 from codinet.analysis.progress import bars
-from codinet.commands.shared import DATA_ROOT, print_json
+from codinet.commands.shared import print_json
+from codinet.data import DATA_ROOT
 from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.runs import RunFolder

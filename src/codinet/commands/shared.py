@@ -1,14 +1,10 @@
-"""Flags and habits that verbs share: where data lies, what is printed."""
+"""What verbs share: how tables, figures and JSON are printed."""
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-
-DATA_ROOT = Path(os.environ.get("CODINET_DATA", "data"))
 
 
 def print_json(content: Any) -> None:

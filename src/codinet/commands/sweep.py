@@ -9,8 +9,8 @@ from typing import Any
 import tyro
 
 from codinet import files
-from codinet.commands.shared import DATA_ROOT, print_json, print_table
-from codinet.data import load
+from codinet.commands.shared import print_json, print_table
+from codinet.data import DATA_ROOT, load
 from codinet.environment import pick_device
 from codinet.errors import UserError, unknown
 from codinet.presets import PRESETS

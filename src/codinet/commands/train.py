@@ -5,9 +5,9 @@ from pathlib import Path
 
 import tyro
 
-from codinet.commands.shared import DATA_ROOT, figures, print_json, print_table
+from codinet.commands.shared import figures, print_json, print_table
 from codinet.config import DataConfig, LossConfig, NetworkConfig, RunConfig, ScheduleConfig, resolve
-from codinet.data import load
+from codinet.data import DATA_ROOT, load
 from codinet.environment import pick_device
 from codinet.errors import unknown
 from codinet.presets import PRESETS

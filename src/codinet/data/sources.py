@@ -17,6 +17,8 @@ from codinet.data.official import KNOWN
 from codinet.data.svhn import load_svhn
 from codinet.errors import UserError, perhaps
 
+DATA_ROOT = Path(os.environ.get("CODINET_DATA", "data"))  # where named data sets lie unless told otherwise
+
 _LOADERS: dict[str, Callable[[Path], Dataset]] = {
     "digits": lambda _root: load_digits(),
     "cifar10": load_cifar10,

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codinet.commands.shared import DATA_ROOT
-from codinet.data import load
+from codinet.data import DATA_ROOT, load
 from codinet.errors import UserError
 from codinet.runs import RunFolder
 

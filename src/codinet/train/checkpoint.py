@@ -72,7 +72,7 @@ def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 
 
 def restore(checkpoint: Checkpoint, model: torch.nn.Module, controller: BudgetController | None) -> None:
-    """Put weights, controller and generators back; `restore_step` does the rest once the stage is built."""
+    """Put weights and controller back; `restore_step` does the rest once the stage is built."""
     model.load_state_dict(checkpoint.part("model."))
     for name, tensor in checkpoint.part("controller.").items():
         if controller:
