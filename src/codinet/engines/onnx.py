@@ -24,6 +24,8 @@ def open_session(source: Path | bytes, *, threads: int | None = None) -> onnxrun
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.inter_op_num_threads = 1
+    # Else its threads go on spinning after an answer, and take the cores from whoever computes next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3  # its warnings are about optimizations it did not find
     content = source if isinstance(source, bytes) else str(source)
     try:
