@@ -1,5 +1,6 @@
 """Real runs, small enough to be made in a second, and what many tests need to make their own."""
 
+import builtins
 import contextlib
 import io
 import os
@@ -8,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +102,23 @@ def assert_same_run() -> Callable[[Path, Path], None]:
             assert (one / name).read_text() == (other / name).read_text()
 
     return check
+
+
+@pytest.fixture
+def hide_package(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a package look as if it were not installed."""
+
+    def hide(package: str) -> None:
+        real = builtins.__import__
+
+        def without(name: str, *rest: Any, **more: Any) -> Any:
+            if name.split(".")[0] == package:
+                raise ImportError(name)
+            return real(name, *rest, **more)
+
+        monkeypatch.setattr(builtins, "__import__", without)
+
+    return hide
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ Takes a network or any engine: a callable from images to `RoutedOutput`. Reads n
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,13 @@ class Evaluation:
         return self.distinct_paths == 1
 
 
+@contextmanager
+def exact_inference() -> Iterator[None]:
+    """No gradients, and full float32: a GPU's shortened multiplications would flip decisions that are close."""
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
 def evaluate(
     model: Callable[[torch.Tensor], RoutedOutput],
     loader: Iterable[tuple[torch.Tensor, torch.Tensor]],
@@ -54,8 +62,7 @@ def evaluate(
     if isinstance(model, nn.Module):
         model.eval()
     try:
-        # Full float32: a GPU's shortened multiplications would flip decisions that are close.
-        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with exact_inference():
             parts = [_batch(model(images), labels, table) for images, labels in loader]
     finally:
         if isinstance(model, nn.Module):

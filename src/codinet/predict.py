@@ -10,6 +10,7 @@ import torch
 from codinet.cost import block_costs
 from codinet.data import read_image
 from codinet.data.views import normalise
+from codinet.evaluate import exact_inference
 from codinet.relaxation import hard, run_probability
 from codinet.runs import RunFolder
 
@@ -41,7 +42,7 @@ class Predictor:
         image_CHW = read_image(source, channels=channels, size=(height, width))
         mean_C, std_C = torch.tensor(self.data.mean), torch.tensor(self.data.std)
         images_1CHW = normalise(image_CHW[None], mean_C, std_C).to(self.device)
-        with torch.inference_mode():
+        with exact_inference():
             output = self.model(images_1CHW, decide=lambda scores_B2: hard(scores_B2, threshold=threshold))
         confidence, best = output.logits_BK.softmax(dim=1)[0].max(dim=0)
         return Prediction(

@@ -18,7 +18,7 @@ import torch
 
 from codinet import files
 from codinet.config import NetworkConfig, RunConfig, from_dict, to_dict
-from codinet.data.dataset import Dataset
+from codinet.data import Dataset, load
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation
 from codinet.model import CoDiNet, ModelConfig
@@ -87,6 +87,10 @@ class RunFolder:
         except (KeyError, TypeError, AttributeError, UserError) as error:
             why = str(error).rstrip(".") if isinstance(error, UserError) else repr(error)
             raise files.DamagedError(f"{file} is not a run's config ({why}); restore it or train again.") from error
+
+    def load_dataset(self, data_root: Path) -> Dataset:
+        """The data set named in the config, as it is on disk now; whether it is still the same is `data`'s to tell."""
+        return load(self.config.source, data_root, image_size=self.config.data.image_size)
 
     # metrics
 

@@ -1,5 +1,4 @@
-import builtins
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -58,15 +57,8 @@ def test_tsne_of_too_little_is_none() -> None:
     assert tsne(torch.eye(2).repeat(10, 1), seed=0) is None
 
 
-def test_tsne_without_scikit_learn_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+def test_tsne_without_scikit_learn_says_what_to_do(hide_package: Callable[[str], None]) -> None:
+    hide_package("sklearn")
     with pytest.raises(UserError, match=r"codinet\[plot\].*--no-tsne"):
         tsne(some(20, 3), seed=0)
 

@@ -1,4 +1,3 @@
-import builtins
 import contextlib
 import io
 import json
@@ -6,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -95,17 +93,13 @@ def test_unfinished_damaged_and_missing_runs_are_said(own_run: Path, capsys: pyt
 
 
 def test_without_matplotlib_it_says_what_to_install(
-    own_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    own_run: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    hide_package: Callable[[str], None],
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
     for name in [name for name in sys.modules if name.startswith("codinet.report")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", without)
+    hide_package("matplotlib")
     assert main(["report", str(own_run)]) == 2
     assert "codinet[plot]" in capsys.readouterr().err

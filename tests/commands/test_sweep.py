@@ -1,10 +1,10 @@
-import builtins
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,18 +158,11 @@ def test_ctrl_c_is_told_in_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_without_matplotlib_it_says_what_to_install(
-    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch, hide_package: Callable[[str], None]
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
     for name in ("codinet.report.style", "codinet.sweep.picture"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(builtins, "__import__", without)
+    hide_package("matplotlib")
     assert main(["sweep", "digits", "--out", str(tmp_path / "out")]) == 2
     assert "codinet[plot]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

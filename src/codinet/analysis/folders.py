@@ -19,7 +19,7 @@ from codinet.analysis.forward import Watch, silent
 from codinet.analysis.result import RunAnalysis
 from codinet.analysis.whole import Features, Subject, analyse
 from codinet.backbones import ARCHITECTURES
-from codinet.data import Dataset, load
+from codinet.data import Dataset
 from codinet.data.resident import Resident
 from codinet.errors import UserError
 from codinet.records import PathTable
@@ -124,7 +124,7 @@ def _file_digest(file: Path) -> str:
 
 
 def _dataset(folder: RunFolder, data_root: Path) -> Dataset:
-    dataset = load(folder.config.source, data_root, image_size=folder.config.data.image_size)
+    dataset = folder.load_dataset(data_root)
     if DataBrief.of(dataset) != folder.data:
         raise UserError(
             f"{folder.path} was trained on other data than {dataset.name} holds now; point --data-root to it."

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from codinet.evaluate import exact_inference
 from codinet.records import RoutedOutput
 from codinet.relaxation import run_probability
 
@@ -40,8 +41,7 @@ def look(
     """Hard paths, their relaxation and the logits of images 0 … images − 1, which `batch` gives by slices."""
 
     def one(start: int) -> Look:
-        # Full float32: a GPU's shortened multiplications would flip decisions that are close.
-        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with exact_inference():
             # Channels last is the faster layout of convolutions on CPUs.
             images_BCHW = batch(slice(start, start + BATCH)).contiguous(memory_format=torch.channels_last)
             output = network(images_BCHW)

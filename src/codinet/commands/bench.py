@@ -11,7 +11,7 @@ from codinet.backbones import ARCHITECTURES
 from codinet.bench import ENGINES, Setting, contestants, measure, pick_engines, settle, with_run_rate
 from codinet.commands.shared import print_json, print_table
 from codinet.cost import block_costs
-from codinet.data import DATA_ROOT, load
+from codinet.data import DATA_ROOT
 from codinet.data.views import normalise
 from codinet.environment import describe, pick_device
 from codinet.errors import UserError, unknown
@@ -138,7 +138,7 @@ def _network(args: Args) -> tuple[CoDiNet, torch.Tensor]:
 
 
 def _test_images(folder: RunFolder, root: Path, number: int) -> torch.Tensor:
-    dataset = load(folder.config.source, root, image_size=folder.config.data.image_size)
+    dataset = folder.load_dataset(root)
     mean_C, std_C = torch.tensor(folder.data.mean), torch.tensor(folder.data.std)
     # Round and round where the test set is smaller than the batch.
     index_T = torch.arange(number) % len(dataset.test)

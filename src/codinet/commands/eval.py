@@ -9,7 +9,7 @@ import tyro
 from codinet import files
 from codinet.commands.shared import figures, print_json, print_table
 from codinet.cost import block_costs
-from codinet.data import DATA_ROOT, load
+from codinet.data import DATA_ROOT
 from codinet.data.resident import Resident
 from codinet.environment import pick_device
 from codinet.errors import UserError
@@ -44,7 +44,7 @@ def run(args: Args) -> None:
     device = pick_device(args.device)
     folder = RunFolder.open(args.run)
     model = folder.load_model(device)
-    dataset = load(folder.config.source, args.data_root, image_size=folder.config.data.image_size)
+    dataset = folder.load_dataset(args.data_root)
     if dataset.image_shape != folder.data.image_shape or dataset.classes != folder.data.classes:
         raise UserError(f"{args.run} was trained on other data than {dataset.name} holds now; point --data-root to it.")
     loader = Resident.of(dataset.test, dataset, device).batches(args.batch)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from codinet.data import DATA_ROOT, Dataset, load
+from codinet.data import DATA_ROOT, Dataset
 from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.runs import RunFolder
@@ -54,7 +54,7 @@ def run(args: Args) -> None:
 def _dataset(folder: RunFolder, root: Path) -> Dataset | None:
     """The run's data set, or None with a word about it: uploads can be routed without."""
     try:
-        return load(folder.config.source, root, image_size=folder.config.data.image_size)
+        return folder.load_dataset(root)
     except UserError as error:
         print(f"codinet: without test images: {error}", file=sys.stderr)
         return None

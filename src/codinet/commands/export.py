@@ -9,7 +9,7 @@ import torch
 import tyro
 
 from codinet.commands.shared import print_json
-from codinet.data import DATA_ROOT, load
+from codinet.data import DATA_ROOT
 from codinet.data.views import normalise
 from codinet.errors import UserError
 from codinet.runs import RunFolder
@@ -76,7 +76,7 @@ def run(args: Args) -> None:
 def _test_images(folder: RunFolder, root: Path) -> torch.Tensor | None:
     """The first test images, normalised; None, said aloud, where the data is not at hand."""
     try:
-        dataset = load(folder.config.source, root, image_size=folder.config.data.image_size)
+        dataset = folder.load_dataset(root)
         if dataset.image_shape != folder.data.image_shape:
             raise UserError(f"{dataset.name} now has images of another shape.")
     except UserError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from codinet.data import normalise
+from codinet.evaluate import exact_inference
 from codinet.explorer.gallery import routed
 from codinet.explorer.maps import Maps
 from codinet.explorer.pictures import data_url
@@ -48,8 +49,7 @@ class Answers:
     def _routed(self, image_1CHW: torch.Tensor, threshold: float) -> tuple[dict[str, Any], torch.Tensor]:
         """Class, path and cost, and the relaxed path itself. One image a pass, as `codinet predict` does."""
         predictor = self.predictor
-        # Full float32, as in `evaluate`: shortened multiplications would flip decisions that are close.
-        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with exact_inference():
             output = predictor.model(image_1CHW, decide=partial(hard, threshold=threshold))
             point_N = run_probability(output.scores_BN2)[0].float().cpu()
             chance_K = output.logits_BK.softmax(dim=1)[0].cpu()

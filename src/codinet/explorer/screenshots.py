@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codinet.data import DATA_ROOT, load
+from codinet.data import DATA_ROOT
 from codinet.errors import UserError
 from codinet.runs import RunFolder
 
@@ -61,7 +61,7 @@ def screenshots(run: Path, out: Path, *, data_root: Path, image: int) -> list[Pa
     from codinet.explorer.serve import served
 
     folder = RunFolder.open(run)
-    dataset = load(folder.config.source, data_root, image_size=folder.config.data.image_size)
+    dataset = folder.load_dataset(data_root)
     report = run / "report" / "index.html"
     out.mkdir(parents=True, exist_ok=True)
     written = []
