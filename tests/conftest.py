@@ -23,6 +23,9 @@ from codinet.files import load_tensors
 
 # Runs note their commit; asking git each time would be slow.
 os.environ.setdefault("CODINET_COMMIT", "tests")
+if not torch.cuda.is_available():
+    # Read when a kernel is defined; without a GPU they run in Triton's interpreter.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from codinet import create_model
 from codinet.relaxation import hard
-from codinet.routers import ROUTERS, CNNRouter, FCRouter, RNNRouters, Routers
+from codinet.routers import ROUTERS, CNNRouter, FCRouter, RNNRouters, Routers, pool
 
 quick = settings(deadline=None, derandomize=True, max_examples=20)
 WIDTHS = (4, 4, 6)
@@ -47,6 +47,16 @@ def test_eq3_eq4_worked_by_hand() -> None:
     scores_B2, state = hand_set_router()(x_BCHW, ())
     assert scores_B2.tolist() == [[2.5, 5.0]]
     assert state == ()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_eq3_gradients_lie_in_memory_as_features_do(layout: torch.memory_format) -> None:
+    features = torch.randn(3, 4, 5, 6).contiguous(memory_format=layout).requires_grad_()
+    (gradient,) = torch.autograd.grad(pool(features).square().sum(), features)
+    (expected,) = torch.autograd.grad(features.mean(dim=(2, 3)).square().sum(), features)
+    assert torch.equal(pool(features), features.mean(dim=(2, 3)))
+    assert torch.equal(gradient, expected)
+    assert gradient.is_contiguous(memory_format=layout)
 
 
 def test_eq4_sigma_is_a_relu() -> None:

@@ -44,14 +44,15 @@ class RoutedNetwork(nn.Module):
         decide: Decide = hard,
         force: torch.Tensor | None = None,
         step: RoutedStep | None = None,
+        stem: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> RoutedOutput:
         """Classify a batch.
 
-        `force` (N or B×N) imposes a path, whatever the routers say; `step` stands in for
-        `routed_step`, for instance compiled.
+        `force` (N or B×N) imposes a path, whatever the routers say; `step` and `stem` stand in for `routed_step`
+        and the network's own stem, for instance compiled.
         """
         step = step or routed_step
-        x_BCHW = self.stem(images_BCHW)
+        x_BCHW = (stem or self.stem)(images_BCHW)
         state: State = () if self.routers is None else self.routers.start(images_BCHW)
         if force is not None:
             force = force.to(x_BCHW.device, torch.float32).expand(len(images_BCHW), len(self.blocks))

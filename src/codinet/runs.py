@@ -25,6 +25,7 @@ from codinet.model import CoDiNet, ModelConfig
 from codinet.records import PathTable
 
 FORMAT = 1
+_ENOUGH = 2**28  # bytes of images, beyond which a sample of them tells a data set from others
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,15 @@ class DataBrief:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     image_shape: tuple[int, int, int]
-    sha256: str  # of images and labels, both splits
+    sha256: str  # of labels and images, both splits; of every k-th image where there are very many
 
     @classmethod
     def of(cls, dataset: Dataset) -> "DataBrief":
         digest = hashlib.sha256()
         for split in (dataset.train, dataset.test):
-            for tensor in (split.images_NCHW, split.labels_N):
+            # The same images whether they lie in memory or are decoded when used.
+            step = -(-split.images_NCHW.nbytes // _ENOUGH) or 1
+            for tensor in (split.images_NCHW[::step], split.labels_N):
                 digest.update(tensor.contiguous().numpy().data)
         return cls(dataset.name, dataset.classes, dataset.mean, dataset.std, dataset.image_shape, digest.hexdigest())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from codinet import cli
-from codinet.commands.bench import Args, run
+from codinet.commands.bench import Args, defaults, run
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,19 @@ def test_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["resnet20", "--rounds", "0"], "--rounds 0"),
         (["resnet20", "--threshold", "2"], "no probability"),
         (["resnet20", "--engines", "brunch"], "perhaps you meant branch"),
+        (["resnet20", "--precision", "bfloat16"], "measured in float32"),
+        (["resnet20", "--precision", "float61"], "perhaps you meant float16"),
+        (["resnet20", "--views", "3"], "--views is about training"),
+        (["resnet20", "--amp"], "--amp is about training"),
+        (["resnet20", "--train", "--compiled"], "--compiled is about inference"),
+        (["resnet20", "--train", "--engines", "gather"], "--engines is about inference"),
+        (["resnet20", "--train", "--run-rate", "0.5"], "--run-rate is about inference"),
+        (["resnet20", "--train", "--threshold", "0.4"], "--threshold is about inference"),
+        (["resnet20", "--train", "--batch", "1"], "--batch 1 is too small"),
+        (["resnet20", "--train", "--views", "1"], "--views 1"),
+        (["resnet20", "--train", "--modes", "graph"], "needs a CUDA device"),
+        (["resnet20", "--train", "--router", "gru"], "no router known"),
+        (["resnet21", "--train"], "perhaps you meant resnet"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,3 +84,23 @@ def test_a_static_run_has_static_rows_alone(
     capsys.readouterr()
     rows = answer(capsys, str(tmp_path / "static"), "--batch", "1")
     assert all(row["engine"].startswith("static") for row in rows)
+
+
+def test_training(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "resnet20", "--train", "--batch", "2", "3", "--rounds", "1", "--device", "cpu"]
+    assert cli.main([*words, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["inputs_per_step"], row["routed"]) for row in rows] == [(4, False), (4, True), (6, False), (6, True)]
+    keys = {"arch", "routed", "mode", "inputs_per_step", "inputs_per_s", "ms_per_step", "peak_mb", "device"}
+    assert all(keys | {"conv_share", "against_static", "against_eager"} <= set(row) for row in rows)
+    assert cli.main(words) == 0
+    captured = capsys.readouterr()
+    assert "resnet20, training on cpu, 1 threads, float32, 6 inputs a step" in captured.out
+    assert captured.err == ""
+
+
+def test_training_in_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "resnet20", "--train", "--batch", "2", "--rounds", "1", "--amp", "--json"]) == 0
+    assert {row["precision"] for row in json.loads(capsys.readouterr().out)["rows"]} == {"bfloat16"}
+    assert defaults(["--device", "cuda:0"]).amp
+    assert not defaults(["resnet20", "--device=cpu"]).amp

@@ -1,6 +1,11 @@
-"""A network small enough to follow by hand, and a step on it."""
+"""A network small enough to follow by hand, a step on it, and trainings that can be killed."""
 
-from collections.abc import Callable, Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,3 +86,19 @@ def make_step(dozen: Resident) -> Callable[..., Step]:
         return step
 
     return make
+
+
+@pytest.fixture(scope="module")
+def life(train_words: Callable[..., list[str]]) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Lives a training into a folder, with --resume, to its end or its fate; see lives.py."""
+    driver = Path(__file__).with_name("lives.py")
+    with subprocess.Popen([sys.executable, driver], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lives:
+
+        def live(out: Path, *more: str, size: int = 1, **fate: Any) -> dict[str, Any]:
+            assert lives.stdin is not None
+            assert lives.stdout is not None
+            request = {"words": train_words(out, "--resume", *more), "out": str(out), "size": size, "fate": fate}
+            print(json.dumps(request), file=lives.stdin, flush=True)
+            return json.loads(lives.stdout.readline())
+
+        yield live

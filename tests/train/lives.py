@@ -1,18 +1,23 @@
-"""A driver of training lives: imports torch once, then forks a process for each life, so that one begins in no time.
+"""A driver of training lives: imports torch once, then forks the processes of each life, so that one begins in no time.
 
 Reads requests from stdin, a JSON document a line, and answers each with one:
 
     words    what `codinet` is called with
     out      the run folder, to watch it
+    size     how many processes train together
     fate     how the life ends before its time, if it does:
              {"after": s, "saves": n}   killed after s seconds, or once it has written n checkpoints
+             the same and {"only": r}   the process of rank r is killed, and the others left to themselves
              {"writing": true}          killed as soon as a half-written checkpoint is seen
              {"rename": "before"}       killed just before (or "after") a file gets a name that none had
              {"disk": n}                no file can grow beyond n bytes
+             and, with any, {"launched": true}, to tell a single process of its rank too,
+             {"save_seconds": s, "ask_every": n} of `codinet.train.loop`
 
-    signal   what ended the life, or 0
+    signal   what ended the life's first process, or 0
     code     its exit code, if it came to its own end
-    said     what it wrote to stderr
+    codes    the exit codes of all processes, those of killed ones negative
+    said     what they wrote to stderr
     half     whether it left a half-written file
 """
 
@@ -20,6 +25,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -28,8 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # loaded before the first life, not in each
 
-import codinet.commands.train  # noqa: F401  (loaded before the first life, not in each)
+import codinet.commands.train  # noqa: F401  (this too)
 from codinet import block_costs, create_model
 from codinet.cli import main
 from codinet.train import loop
@@ -43,6 +50,7 @@ def live(words: list[str], fate: Fate, stderr: int) -> None:
     os.dup2(stderr, 2)
     torch.set_num_threads(1)
     loop.SAVE_SECONDS = fate.get("save_seconds", loop.SAVE_SECONDS)
+    loop.ASK_EVERY = fate.get("ask_every", loop.ASK_EVERY)
     if "disk" in fate:
         resource.setrlimit(resource.RLIMIT_FSIZE, (fate["disk"], fate["disk"]))
     if "rename" in fate:
@@ -50,6 +58,8 @@ def live(words: list[str], fate: Fate, stderr: int) -> None:
     code = 1
     try:
         code = main(words)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:
@@ -74,40 +84,66 @@ def list_names(out: Path) -> list[str]:
     return os.listdir(out / "checkpoints") if (out / "checkpoints").is_dir() else []
 
 
-def watch(process: int, out: Path, fate: Fate) -> int:
-    """Wait for a life's end, or bring it about; its status."""
+def name_rank(rank: int, size: int, port: int) -> None:
+    """Tell a process what torchrun would tell it."""
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in told.items()}, MASTER_ADDR="127.0.0.1")
+
+
+def find_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def watch(processes: list[int], out: Path, fate: Fate) -> list[int]:
+    """Wait for a life's end, or bring it about; the status of each process."""
     born = time.monotonic()
     old = set(list_names(out))
     saved: set[str] = set()
+    statuses: dict[int, int] = {}
     while True:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return status
+        for process in set(processes) - set(statuses):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                statuses[process] = status
+        if len(statuses) == len(processes):
+            return [statuses[process] for process in processes]
         names = list_names(out)
         saved |= {name for name in names if name.endswith(".safetensors")} - old
         if ("after" in fate and (time.monotonic() - born > fate["after"] or len(saved) >= fate["saves"])) or (
-            "writing" in fate and any(name.endswith(f".{process}.tmp") for name in names)
+            "writing" in fate and any(name.endswith(f".{processes[0]}.tmp") for name in names)
         ):
-            os.kill(process, signal.SIGKILL)
-            return os.waitpid(process, 0)[1]
+            doomed = [processes[fate["only"]]] if "only" in fate else processes
+            doomed = [process for process in doomed if process not in statuses]
+            for process in doomed:
+                os.kill(process, signal.SIGKILL)
+            for process in doomed:
+                statuses[process] = os.waitpid(process, 0)[1]
         time.sleep(0.0005)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    out, fate = Path(request["out"]), request["fate"]
+    out, fate, size = Path(request["out"]), request["fate"], request["size"]
+    port = find_port() if size > 1 or "launched" in fate else 0
+    processes = []
     with tempfile.TemporaryFile() as said:
-        process = os.fork()
-        if process == 0:
-            live(request["words"], fate, said.fileno())
-        status = watch(process, out, fate)
+        for rank in range(size):
+            process = os.fork()
+            if process == 0:
+                if port:
+                    name_rank(rank, size, port)
+                live(request["words"], fate, said.fileno())
+            processes.append(process)
+        codes = [os.waitstatus_to_exitcode(status) for status in watch(processes, out, fate)]
         said.seek(0)
         words = said.read().decode()
-    killed = os.WIFSIGNALED(status)
     return {
-        "signal": os.WTERMSIG(status) if killed else 0,
-        "code": None if killed else os.WEXITSTATUS(status),
+        "signal": max(0, -codes[0]),
+        "code": None if codes[0] < 0 else codes[0],
+        "codes": codes,
         "said": words,
-        "half": bool(list(out.rglob(f".*.{process}.tmp"))),
+        "half": bool(list(out.rglob(f".*.{processes[0]}.tmp"))),
     }
 
 

@@ -1,12 +1,9 @@
 """Real kills of real processes, and a real lack of space."""
 
-import json
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +13,7 @@ from codinet.train import checkpoint
 
 KILLS = 20
 Life = Callable[..., dict[str, Any]]
-Words = Callable[..., list[str]]
 SameRun = Callable[[Path, Path], None]
-
-
-@pytest.fixture(scope="module")
-def life(train_words: Words) -> Iterator[Life]:
-    """Lives a training into a folder, with --resume, to its end or its fate; see lives.py."""
-    driver = Path(__file__).with_name("lives.py")
-    with subprocess.Popen([sys.executable, driver], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lives:
-
-        def live(out: Path, *more: str, **fate: Any) -> dict[str, Any]:
-            assert lives.stdin is not None
-            assert lives.stdout is not None
-            words = train_words(out, "--resume", *more)
-            print(json.dumps({"words": words, "out": str(out), "fate": fate}), file=lives.stdin, flush=True)
-            return json.loads(lives.stdout.readline())
-
-        yield live
 
 
 def finish(life: Life, out: Path, *more: str) -> None:

@@ -16,6 +16,7 @@ from codinet.presets import demo
 from codinet.runs import RunFolder
 from codinet.train import accelerate, checkpoint, loop
 from codinet.train.reporting import Reporter
+from codinet.train.step import Speed
 
 CPU = torch.device("cpu")
 SameRun = Callable[[Path, Path], None]
@@ -298,7 +299,7 @@ def test_a_network_that_nothing_teaches_to_skip_is_told_to_have_collapsed(
 def test_nothing_is_compiled_or_captured_on_a_cpu_unless_asked(
     tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("compile_step", "capture"):
+    for name in ("compiled", "fused", "capture"):
         monkeypatch.setattr(accelerate, name, pytest.fail)
     monkeypatch.setattr(torch, "autocast", pytest.fail)
     train(tmp_path / "run", small_run, few, stop_after=2)
@@ -315,11 +316,28 @@ def test_what_cannot_be_compiled_is_told_and_left_out(
     def fail() -> None:
         raise RuntimeError("no compiler here\nand more")
 
-    monkeypatch.setattr(accelerate, "compile_step", fail)
+    monkeypatch.setattr(accelerate, "compiled", fail)
     listener = Listener()
     loop.train(tmp_path / "run", small_run, few, device=CPU, compile=True, reporter=listener)
     assert listener.warnings == ["Compiling or capturing the step failed (no compiler here); going on without."]
     assert_same_run(tmp_path / "run", whole)
+
+
+def test_kernels_that_fail_are_told_and_left_out_alone(
+    tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ValueError("too large for this chip\nand more")
+
+    pytest.importorskip("triton")
+    compiled: list[str] = []
+    monkeypatch.setattr(accelerate, "fused", fail)
+    monkeypatch.setattr(accelerate, "compiled", lambda: compiled.append("yes") or Speed())
+    listener = Listener()
+    means = {"compile": True, "amp": True, "kernels": True}
+    loop.train(tmp_path / "run", small_run, few, device=CPU, reporter=listener, **means)
+    assert listener.warnings == ["The fused kernels failed (too large for this chip); going on without."]
+    assert compiled
 
 
 def test_steps_that_do_not_fit_in_memory_are_told(tmp_path: Path, small_run: RunConfig, few: Dataset) -> None:

@@ -1,6 +1,9 @@
-"""`codinet bench`: speed of every engine against the static net, with what the multiply-adds promise beside it."""
+"""`codinet bench`: speed of every engine against the static net, with what the multiply-adds promise beside it.
 
-from dataclasses import dataclass
+With --train it is the speed of training instead; see `codinet.bench.training`.
+"""
+
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,10 @@ import tyro
 
 from codinet.backbones import ARCHITECTURES
 from codinet.bench import ENGINES, Setting, contestants, measure, pick_engines, settle, with_run_rate
-from codinet.commands.shared import print_json, print_table
+from codinet.bench.contest import PRECISIONS
+from codinet.bench.training import TrainSetting, measure_training, pick_modes
+from codinet.commands.bench_training import print_training
+from codinet.commands.shared import flag_value, print_json, print_table
 from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
 from codinet.data.views import normalise
@@ -26,22 +32,24 @@ class Args:
     run_rate: float | None = None
     """Share of the images that run each block: paths are drawn at this rate. Default: a run's own paths on its test
     images; 0.5 for a network by name."""
-    batch: tuple[int, ...] = (1, 64)
-    """Images at a time."""
+    batch: tuple[int, ...] = ()
+    """Images at a time. Default: 1 and 64; in training 32 on a CPU and 512 on a GPU."""
     threads: int = 1
     """CPU threads."""
     engines: tuple[str, ...] = ()
-    """Some of masked, branch, gather, onnx, onnx-masked. Default: those made for the batch size."""
+    """Some of masked, branch, gather, graph, onnx, onnx-masked. Default: those made for the batch size and device."""
     router: str = "fc"
     """Router of a network by name: fc, cnn, rnn."""
     rounds: int = 20
-    """Times that every engine answers all images."""
+    """Times that every engine answers all images, or that every network takes its training steps."""
     images: int = 16
     """Images (at least one batch of them) that a round answers."""
     threshold: float = 0.5
     """A block runs where the router's run probability reaches this."""
     compiled: bool = False
-    """Also measure the static net through torch.compile, which takes a minute to compile."""
+    """Also measure the static net through torch.compile, which takes a minute to compile. Default: on CUDA."""
+    precision: str = "float32"
+    """What torch's engines and static nets compute in: float32, bfloat16, float16; the last two on a GPU."""
     plot: Path | None = None
     """Picture to write, which needs matplotlib."""
     seed: int = 0
@@ -50,17 +58,38 @@ class Args:
     """Folder that holds the data sets."""
     device: str = "cpu"
     """cpu, cuda, mps."""
+    train: bool = False
+    """Measure training steps of a network by name instead of inference."""
+    views: int = 2
+    """With --train: augmentations of each image in a step."""
+    modes: tuple[str, ...] = ()
+    """With --train: some of eager, compiled, graph. Default: all on CUDA, eager elsewhere."""
+    amp: bool = False
+    """With --train: compute in bfloat16, losses in float32. Default: on CUDA."""
     json: bool = False
     """Print one JSON document."""
 
 
+def defaults(words: list[str]) -> Args:
+    """The flags' defaults, of which some depend on the device that is named among the words."""
+    gpu = (flag_value("--device", words) or "").startswith("cuda")
+    return Args(network=tyro.MISSING, amp=gpu, compiled=gpu)
+
+
 def run(args: Args) -> None:
+    if args.train:
+        _refuse(args, _INFERENCE_FLAGS, "is about inference, and --train is not; leave one of them out")
+        if args.views < 2:
+            raise UserError(f"--views {args.views} leaves consistency nothing to compare; use 2 or more.")
+    else:
+        _refuse(args, _TRAINING_FLAGS, "is about training; add --train, or leave it out")
+        args = replace(args, batch=args.batch or (1, 64))
     _check(args)
     device = pick_device(args.device)
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)
     try:
-        rows = _rows(args, device)
+        rows = _training_rows(args, device) if args.train else _rows(args, device)
         environment = describe(device)
     finally:
         torch.set_num_threads(before)
@@ -70,8 +99,10 @@ def run(args: Args) -> None:
         draw(rows, args.plot, f"{args.network}, {args.threads} threads, {device.type}")
     if args.json:
         print_json({"rows": rows, "environment": environment})
+    elif args.train:
+        print_training(f"training on {device.type}, {args.threads} threads", rows)
     else:
-        _print(f"{args.network} on {device.type}, {args.threads} threads, float32", rows)
+        _print(f"{args.network} on {device.type}, {args.threads} threads, {args.precision}", rows)
 
 
 def _check(args: Args) -> None:
@@ -79,21 +110,49 @@ def _check(args: Args) -> None:
         raise UserError(f"--run-rate {args.run_rate:g} is no share; give a number from 0 to 1.")
     if not 0 <= args.threshold <= 1:
         raise UserError(f"--threshold {args.threshold:g} is no probability; give a number from 0 to 1.")
-    if not args.batch:
-        raise UserError("--batch names no size; give one or more, as in --batch 1 64.")
     for flag, value in (("threads", args.threads), ("rounds", args.rounds), ("images", args.images)):
         if value < 1:
             raise UserError(f"--{flag} {value} is too small; use 1 or more.")
-    if min(args.batch) < 1:
+    if args.batch and min(args.batch) < 1:
         raise UserError(f"--batch {min(args.batch)} is too small; use 1 or more.")
     for name in args.engines:
         if name not in ENGINES:
             raise unknown("engine", name, ENGINES)
+    if args.precision not in PRECISIONS:
+        raise unknown("precision", args.precision, PRECISIONS)
+
+
+_INFERENCE_FLAGS = ("run_rate", "engines", "images", "threshold", "compiled", "precision", "plot")
+_TRAINING_FLAGS = ("views", "modes", "amp")
+
+
+def _refuse(args: Args, names: tuple[str, ...], why: str) -> None:
+    """A `UserError` if one of these flags is not as it is by default, here or on the device."""
+    usual = defaults(["--device", args.device])
+    for entry in fields(Args):
+        if entry.name in names and getattr(args, entry.name) not in (entry.default, getattr(usual, entry.name)):
+            raise UserError(f"--{entry.name.replace('_', '-')} {why}.")
+
+
+def _training_rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
+    if args.network not in ARCHITECTURES:
+        raise unknown("network", args.network, ARCHITECTURES)
+    gpu = device.type == "cuda"
+    modes = pick_modes(args.modes, device)
+    rows = []
+    for images in args.batch or ((512,) if gpu else (32,)):
+        setting = TrainSetting(args.network, images, args.views, device, args.amp, args.router, args.seed)
+        # A step on a GPU is too short to be timed alone: the host has to run ahead of it.
+        rows += measure_training(setting, modes, rounds=args.rounds, steps=10 if gpu else 1)
+    return rows
 
 
 def _rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
-    model, images_TCHW = _network(args)
-    model, images_TCHW = model.to(device), images_TCHW.to(device)
+    dtype = PRECISIONS[args.precision]
+    if dtype != torch.float32 and device.type == "cpu":
+        raise UserError(f"--precision {args.precision} is for GPUs; a CPU is measured in float32.")
+    model, images_TCHW = _network(args, device)
+    images_TCHW = images_TCHW.to(dtype)
     channels, height, width = images_TCHW.shape[1:]
     table = block_costs(model, (channels, height, width))
     rows = []
@@ -106,27 +165,28 @@ def _rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
             threads=args.threads,
             threshold=args.threshold,
             compiled=args.compiled,
+            dtype=dtype,
         )
         number = max(args.images // batch, 1) * batch
-        setting = Setting(batch, args.threads, device, "float32")
+        setting = Setting(batch, args.threads, device, args.precision)
         rows += measure(contest, images_TCHW[:number], table, setting, rounds=args.rounds)
     return rows
 
 
-def _network(args: Args) -> tuple[CoDiNet, torch.Tensor]:
+def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
     """The network and enough images for the largest batch; an untrained one is made to route at the wished rate."""
     number = max(args.images, *args.batch)
     path = Path(args.network)
     if args.network in ARCHITECTURES and not path.is_dir():
         torch.manual_seed(args.seed)
         size = ARCHITECTURES[args.network].image_size
-        model = create_model(args.network, num_classes=10 if size == 32 else 1000, router=args.router)
-        images_TCHW = torch.randn(number, 3, size, size) + torch.randn(number, 3, 1, 1)
+        model = create_model(args.network, num_classes=10 if size == 32 else 1000, router=args.router).to(device)
+        images_TCHW = (torch.randn(number, 3, size, size) + torch.randn(number, 3, 1, 1)).to(device)
         settled = settle(model, images_TCHW[:64])
         rate = 0.5 if args.run_rate is None else args.run_rate
     elif path.is_dir():
         folder = RunFolder.open(path)
-        settled, images_TCHW = folder.load_model(), _test_images(folder, args.data_root, number)
+        settled, images_TCHW = folder.load_model().to(device), _test_images(folder, args.data_root, number).to(device)
         if args.run_rate is None or settled.routers is None:
             return settled, images_TCHW
         rate = args.run_rate

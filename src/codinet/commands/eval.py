@@ -10,7 +10,8 @@ from codinet import files
 from codinet.commands.shared import figures, print_json, print_table
 from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
-from codinet.data.resident import Resident
+from codinet.data.placing import Placing
+from codinet.data.stream import lost_workers
 from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.evaluate import evaluate
@@ -47,9 +48,10 @@ def run(args: Args) -> None:
     dataset = folder.load_dataset(args.data_root)
     if dataset.image_shape != folder.data.image_shape or dataset.classes != folder.data.classes:
         raise UserError(f"{args.run} was trained on other data than {dataset.name} holds now; point --data-root to it.")
-    loader = Resident.of(dataset.test, dataset, device).batches(args.batch)
+    loader = Placing(dataset, device).place(dataset.test).batches(args.batch)
     table = block_costs(model, dataset.image_shape)
-    evaluation = evaluate(partial(model, decide=partial(hard, threshold=args.threshold)), loader, table)
+    with lost_workers():
+        evaluation = evaluate(partial(model, decide=partial(hard, threshold=args.threshold)), loader, table)
     target = args.paths or (args.run / "paths.safetensors" if args.threshold == 0.5 else None)
     if target:
         files.save_tensors(target, evaluation.paths._asdict())

@@ -1,10 +1,20 @@
-"""What verbs share: how tables, figures and JSON are printed."""
+"""What verbs share: how tables, figures and JSON are printed, and a look at words before they are parsed."""
 
 import json
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+
+def flag_value(flag: str, words: list[str]) -> str | None:
+    """What follows a flag among the words, for defaults that depend on it."""
+    for place, word in enumerate(words):
+        if word == flag and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return None
 
 
 def print_json(content: Any) -> None:

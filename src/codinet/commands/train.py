@@ -1,17 +1,24 @@
-"""`codinet train`: train a network, or go on with a run that was stopped."""
+"""`codinet train`: train a network, or go on with a run that was stopped.
 
+Under torchrun every process comes through here with the same words, and the first one speaks for all.
+"""
+
+import contextlib
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import tyro
 
-from codinet.commands.shared import figures, print_json, print_table
+from codinet.cli import parse
+from codinet.commands.shared import figures, flag_value, print_json, print_table
 from codinet.config import DataConfig, LossConfig, NetworkConfig, RunConfig, ScheduleConfig, resolve
-from codinet.data import DATA_ROOT, load
-from codinet.environment import pick_device
+from codinet.data import DATA_ROOT, Dataset, load
+from codinet.data.placing import Loader
 from codinet.errors import unknown
 from codinet.presets import PRESETS
-from codinet.train import train
+from codinet.train import distributed, train
 from codinet.train.reporting import Console
 
 
@@ -39,17 +46,35 @@ class Args:
     """Compile blocks and, on CUDA, capture the whole step in a graph. Default: on CUDA."""
     amp: bool = False
     """Compute in bfloat16, losses in float32. Default: on CUDA."""
+    kernels: bool = False
+    """With --compile and --amp, fused kernels for narrow blocks. Default: on CUDA."""
+    sync_bn: bool = False
+    """Under torchrun on GPUs, normalise by the batches of all processes together."""
+    loader: Loader = "auto"
+    """Where training images wait: on the device, outside it with workers that bring them, or by the room there is."""
     json: bool = False
     """Print the result as one JSON document."""
 
 
 def defaults(words: list[str]) -> Args:
     """The flags' defaults: those of the preset and of the device that are named among the words."""
-    name = _value("--preset", words) or "paper"
+    with distributed.one_voice():
+        made = _defaults(words)
+        if not distributed.speaks_for_machine():
+            # The command line will parse the words, and print help or what is wrong with them, in every process.
+            with contextlib.redirect_stdout(io.StringIO()):
+                asked = parse(Args, words, prog="codinet train", default=made)
+            if asked is None:
+                raise SystemExit(0)
+        return made
+
+
+def _defaults(words: list[str]) -> Args:
+    name = flag_value("--preset", words) or "paper"
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     preset = PRESETS[name]("")
-    fast = pick_device(_value("--device", words)).type == "cuda"
+    fast = distributed.own_device(flag_value("--device", words)).type == "cuda"
     return Args(
         source=tyro.MISSING,
         data=preset.data,
@@ -59,25 +84,19 @@ def defaults(words: list[str]) -> Args:
         preset=name,
         compile=fast,
         amp=fast,
+        kernels=fast,
     )
-
-
-def _value(flag: str, words: list[str]) -> str | None:
-    for place, word in enumerate(words):
-        if word == flag and place + 1 < len(words):
-            return words[place + 1]
-        if word.startswith(f"{flag}="):
-            return word.removeprefix(f"{flag}=")
-    return None
 
 
 def run(args: Args) -> None:
-    device = pick_device(args.device)
-    config = resolve(
-        RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed),
-        gpu=device.type == "cuda",
-    )
-    dataset = load(args.source, args.data_root, image_size=config.data.image_size)
+    with distributed.one_voice():
+        device = distributed.own_device(args.device)
+    with distributed.joined(device) as world:
+        _train(args, device, world)
+
+
+def _train(args: Args, device: torch.device, world: distributed.World) -> None:
+    config, dataset = world.each(lambda: _read(args, device))
     folder, evaluation = train(
         args.out or Path("runs") / _name(config),
         config,
@@ -86,12 +105,26 @@ def run(args: Args) -> None:
         resume=args.resume,
         compile=args.compile,
         amp=args.amp,
-        reporter=Console(),
+        kernels=args.kernels,
+        reporter=Console() if world.leads else None,
+        world=world,
+        sync_bn=args.sync_bn,
+        loader=args.loader,
     )
+    if not world.leads:
+        return
     if args.json:
         print_json({"run": str(folder.path), **evaluation.summary()})
     else:
         print_table(f"{folder.path} on the {evaluation.n} test images", ["", ""], figures(evaluation.summary()))
+
+
+def _read(args: Args, device: torch.device) -> tuple[RunConfig, Dataset]:
+    config = resolve(
+        RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed),
+        gpu=device.type == "cuda",
+    )
+    return config, load(args.source, args.data_root, image_size=config.data.image_size)
 
 
 def _name(config: RunConfig) -> str:

@@ -5,17 +5,20 @@ Counts bytes instead of adding floats, so the result does not depend on batch or
 
 import torch
 
+from codinet.data.lazy import Images
+
 _ENOUGH = 2**26  # values per channel; beyond this the constants no longer move in any digit that matters
 
 
-def channel_stats(images_NCHW: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_stats(images_NCHW: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) per channel in bytes, from every k-th image when there are very many."""
     number, channels, height, width = images_NCHW.shape
     step = -(-number * height * width // _ENOUGH) or 1
+    sample_NCHW = images_NCHW[::step]
     values_256 = torch.arange(256, dtype=torch.float64)
     means, stds = [], []
     for channel in range(channels):
-        counts_256 = torch.bincount(images_NCHW[::step, channel].flatten(), minlength=256).double()
+        counts_256 = torch.bincount(sample_NCHW[:, channel].flatten(), minlength=256).double()
         share_256 = counts_256 / counts_256.sum()
         mean = (share_256 * values_256).sum()
         std = (share_256 * (values_256 - mean) ** 2).sum().sqrt()

@@ -4,9 +4,11 @@ Knows nothing of files (the sources do) or of random views (`views` does).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from codinet.data.lazy import LazyImages
 from codinet.errors import UserError
 
 
@@ -14,19 +16,21 @@ from codinet.errors import UserError
 class Split:
     """Images as bytes and their labels, in a fixed order."""
 
-    images_NCHW: torch.Tensor  # uint8
+    images_NCHW: Any  # uint8: a tensor, or `LazyImages`, which has a shape and is indexed alike
     labels_N: torch.Tensor  # int64
 
     def __len__(self) -> int:
         return len(self.labels_N)
 
     def subset(self, indices: torch.Tensor) -> "Split":
-        return Split(self.images_NCHW[indices], self.labels_N[indices])
+        images_NCHW = self.images_NCHW
+        picked = images_NCHW.pick(indices) if isinstance(images_NCHW, LazyImages) else images_NCHW[indices]
+        return Split(picked, self.labels_N[indices])
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A classification data set, whole in memory."""
+    """A classification data set, in memory or, where that is too small, decoded when it is used."""
 
     name: str
     train: Split

@@ -3,27 +3,26 @@
 Either `DIR/train/<class>/*` with `DIR/test/<class>/*` (or `val`), or `DIR/<class>/*`, of which a fixed,
 stratified fifth becomes the test part: files count in the order of their sorted names, so the same folder
 always splits the same way. Files without an image's suffix are passed over; an image that cannot be read is
-named. Knows nothing of decoding (`images` does).
+named. Images are decoded at once, or when they are used if all of them are too large for memory. Knows nothing
+of decoding (`images` does).
 """
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median_low
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
 from codinet.data.channel_stats import channel_stats
 from codinet.data.dataset import Dataset, Split
 from codinet.data.holdout import hold_out
-from codinet.data.images import FORMATS, SUFFIXES, Header, read_header, read_image
-from codinet.data.memory import require_room
+from codinet.data.images import FORMATS, SUFFIXES, Header, read_header
+from codinet.data.lazy import LazyImages, in_threads
+from codinet.data.memory import fits
 from codinet.errors import UserError
 
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
-_T = TypeVar("_T")
 
 
 class _Files(NamedTuple):
@@ -43,20 +42,16 @@ def load_folder(folder: Path, *, image_size: int | None = None) -> Dataset:
     if image_size is not None and image_size < 1:
         raise UserError(f"an image size of {image_size} is not possible; choose one of at least 1.")
     train, test, classes = _find(folder)
-    headers = _in_threads(read_header, [*train.paths, *test.paths])
+    headers = in_threads(read_header, [*train.paths, *test.paths])
     height, width = (image_size, image_size) if image_size is not None else _choose_size(headers)
     channels = 1 if all(header.grey for header in headers) else 3
-    require_room(
-        len(headers) * channels * height * width,
-        what=f"{folder} with {len(headers):,} images of {height}×{width}",
-        way_out="choose a smaller image size",
-    )
-    train_split = _decode(train, channels, (height, width))
+    now = fits(len(headers) * channels * height * width)
+    train_split = _split(train, channels, (height, width), decode=now)
     mean, std = channel_stats(train_split.images_NCHW)
     return Dataset(
         name=folder.resolve().name,
         train=train_split,
-        test=_decode(test, channels, (height, width)),
+        test=_split(test, channels, (height, width), decode=now),
         classes=classes,
         mean=mean,
         std=std,
@@ -136,24 +131,6 @@ def _choose_size(headers: Sequence[Header]) -> tuple[int, int]:
     return side, side
 
 
-def _decode(files: _Files, channels: int, size: tuple[int, int]) -> Split:
-    images_NCHW = torch.empty((len(files.paths), channels, *size), dtype=torch.uint8)
-
-    def fill(index: int) -> None:
-        images_NCHW[index] = read_image(files.paths[index], channels=channels, size=size)
-
-    _in_threads(fill, range(len(files.paths)))
-    return Split(images_NCHW, torch.tensor(files.labels, dtype=torch.int64))
-
-
-_Item = TypeVar("_Item")
-
-
-def _in_threads(function: Callable[[_Item], _T], items: Sequence[_Item]) -> list[_T]:
-    """The function of every item, in order; decoders release the interpreter's lock, so threads help."""
-    pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
-    try:
-        return list(pool.map(function, items))
-    finally:
-        # After an unreadable image nobody waits for the rest.
-        pool.shutdown(cancel_futures=True)
+def _split(files: _Files, channels: int, size: tuple[int, int], *, decode: bool) -> Split:
+    images = LazyImages([str(path) for path in files.paths], channels, size)
+    return Split(images[:] if decode else images, torch.tensor(files.labels, dtype=torch.int64))

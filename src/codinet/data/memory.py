@@ -20,10 +20,16 @@ def available_bytes() -> int | None:
     return min(answers, default=None)
 
 
-def require_room(needed: int, *, what: str, way_out: str) -> None:
-    """A `UserError` if `needed` bytes are more than 80 % of what is free."""
+def fits(needed: int) -> bool:
+    """Whether `needed` bytes are at most 80 % of what is free; where nobody says, they are."""
     available = available_bytes()
-    if available is not None and needed > _SHARE * available:
+    return available is None or needed <= _SHARE * available
+
+
+def require_room(needed: int, *, what: str, way_out: str) -> None:
+    """A `UserError` if `needed` bytes do not fit."""
+    if not fits(needed):
+        available = available_bytes() or 0
         raise UserError(
             f"{what} would take {needed / 2**30:.1f} GiB of memory and {available / 2**30:.1f} GiB are free; {way_out}."
         )

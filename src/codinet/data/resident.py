@@ -1,14 +1,17 @@
 """A split held whole on the device that computes, as bytes; batches are normalised when they are taken.
 
-Plain iterables, no worker processes: for sets that fit, nothing is faster.
+Plain iterables, no worker processes: for sets that fit, nothing is faster. For others there is `stream`, which is
+used alike.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from codinet.data.dataset import Dataset, Split
+from codinet.data.lazy import LazyImages
+from codinet.data.memory import require_room
 from codinet.data.views import normalise
 
 
@@ -23,8 +26,16 @@ class Resident:
 
     @classmethod
     def of(cls, split: Split, dataset: Dataset, device: torch.device) -> "Resident":
+        images_NCHW = split.images_NCHW
+        if isinstance(images_NCHW, LazyImages):
+            require_room(
+                images_NCHW.nbytes,
+                what=f"{dataset.name} with {len(split):,} images",
+                way_out="choose a smaller image size or use fewer images",
+            )
+            images_NCHW = images_NCHW[:]
         return cls(
-            split.images_NCHW.to(device),
+            images_NCHW.to(device),
             split.labels_N.to(device),
             torch.tensor(dataset.mean, device=device),
             torch.tensor(dataset.std, device=device),
@@ -32,6 +43,17 @@ class Resident:
 
     def __len__(self) -> int:
         return len(self.labels_N)
+
+    def window(self, size: int) -> "Resident":
+        """What a step on batches of this size takes its images from."""
+        return self
+
+    def deliver(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """For each batch of places in the split, all of one size, its places in the window, which are the same."""
+        listed = list(batches)
+        if listed:
+            # One copy for all: a copy for each would have the host wait every time.
+            yield from torch.stack(listed).to(self.labels_N.device)
 
     def take(self, index_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalised images and labels at the given places."""

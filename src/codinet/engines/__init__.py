@@ -9,6 +9,7 @@ from codinet.engines.contract import Engine
 from codinet.engines.curve import CurvePoint, threshold_curve
 from codinet.engines.folding import fold
 from codinet.engines.gather import GatherEngine
+from codinet.engines.graph import GraphEngine, StaticGraphEngine
 from codinet.engines.masked import MaskedEngine
 from codinet.engines.static import StaticEngine
 
@@ -17,8 +18,10 @@ __all__ = [
     "CurvePoint",
     "Engine",
     "GatherEngine",
+    "GraphEngine",
     "MaskedEngine",
     "StaticEngine",
+    "StaticGraphEngine",
     "compile_engine",
     "fold",
     "threshold_curve",

@@ -1,7 +1,7 @@
 """The fastest engine for a network, a device and a batch size, found by trying them.
 
 Candidates are timed on random images, which a trained network may route otherwise than its own; pass `images`
-where that matters. What is not installed (ONNX Runtime) or cannot hold the network is left out.
+where that matters. What is not installed (ONNX Runtime, Triton) or cannot hold the network is left out.
 """
 
 import copy
@@ -14,6 +14,7 @@ import torch
 from codinet.engines.branch import BranchEngine
 from codinet.engines.contract import Engine
 from codinet.engines.gather import GatherEngine
+from codinet.engines.graph import DTYPES, GraphEngine, StaticGraphEngine, why_not
 from codinet.engines.masked import MaskedEngine
 from codinet.engines.static import StaticEngine
 from codinet.errors import UserError
@@ -30,18 +31,21 @@ def compile_engine(
     threshold: float = 0.5,
     images: torch.Tensor | None = None,
     image_shape: tuple[int, int, int] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Engine:
     """The engine that was fastest here; they all give the same answers.
 
-    Images are of the size the network was published for unless said otherwise.
+    Images are of the size the network was published for unless said otherwise. With a `dtype` the engine computes in
+    it and takes images of it; otherwise in the network's own.
     """
     if batch < 1:
         raise UserError(f"A batch holds one image or more, not {batch}.")
     device = torch.device(device)
     if images is None:
         images = torch.randn(batch, *(image_shape or _published_shape(model)))
-    images = images[:batch].to(device)
-    model = copy.deepcopy(model).to(device)
+    dtype = next(model.parameters()).dtype if dtype is None else dtype
+    images = images[:batch].to(device, dtype)
+    model = copy.deepcopy(model).to(device, dtype)
     timed = [(_fastest_of(engine, images), engine) for engine in _candidates(model, images, threshold)]
     return min(timed, key=lambda pair: pair[0])[1]
 
@@ -63,7 +67,9 @@ def _candidates(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: floa
             BranchEngine(model, threshold=threshold),
             MaskedEngine(model, threshold=threshold),
         ]
-    if has_onnx(model, images_BCHW.device):
+    if has_graph(model, images_BCHW.device) and images_BCHW.dtype in DTYPES:
+        engines.append(_graph(model, threshold, images_BCHW.dtype))
+    if has_onnx(model, images_BCHW.device) and images_BCHW.dtype == torch.float32:
         engines += _onnx(model, images_BCHW, threshold)
     return engines
 
@@ -72,6 +78,17 @@ def has_onnx(model: RoutedNetwork, device: torch.device) -> bool:
     """Whether ONNX Runtime is installed and can hold the network."""
     installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
     return installed and device.type == "cpu" and isinstance(model, CoDiNet)
+
+
+def has_graph(model: RoutedNetwork, device: torch.device) -> bool:
+    """Whether the graph engine can hold the network there. On the CPU it is for tests, so nobody should choose it."""
+    return device.type == "cuda" and why_not(model, device) is None
+
+
+def _graph(model: RoutedNetwork, threshold: float, dtype: torch.dtype) -> Engine:
+    if model.routers is None:
+        return StaticGraphEngine(model, dtype=dtype)
+    return GraphEngine(model, threshold=threshold, dtype=dtype)
 
 
 def _onnx(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> list[Engine]:

@@ -1,23 +1,36 @@
-"""Making the step fast on a GPU: blocks compiled one by one, the whole step captured in a CUDA graph.
+"""Making the step fast on a GPU: blocks compiled one by one or fused by hand, the step captured in a CUDA graph.
 
-Both are optional and change nothing but speed; what fails is reported once and left out.
+All are optional and change nothing but speed and rounding; what fails is reported once and left out.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from codinet.model import RoutedStep, routed_step
-from codinet.train.step import Step
+from codinet.model import routed_step
+from codinet.train.step import Speed, Step
 
 _WARM_UP = 3
+_WARM_UP_SHARED = 11  # DistributedDataParallel looks at its first ten steps before it settles
 
 
-def compile_step() -> RoutedStep:
-    """`routed_step`, compiled at its first use for each shape of block."""
+def compiled() -> Speed:
+    """Everything compiled, blocks at their first use for each shape."""
     # A network has a handful of shapes, times the ways of deciding; the default of 8 versions is too few.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return torch.compile(routed_step, dynamic=False)
+    # Eager noise: compiled or not, the same seed draws the same.
+    compile = partial(torch.compile, dynamic=False, options={"fallback_random": True})
+    return Speed(compile(routed_step), compile)
+
+
+def fused() -> Speed:
+    """The same with kernels of our own for the blocks they were made for."""
+    from codinet.train.fused import FusedStep
+
+    block, compile = compiled()
+    assert block is not None
+    return Speed(FusedStep(block, compile=compile), compile)
 
 
 def capture(step: Step) -> Callable[[], None]:
@@ -34,7 +47,7 @@ def capture(step: Step) -> Callable[[], None]:
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
         with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
+            for _ in range(_WARM_UP if step.world.alone else _WARM_UP_SHARED):
                 step()
         torch.cuda.current_stream(device).wait_stream(stream)
         with torch.cuda.graph(graph):

@@ -2,6 +2,10 @@
 
 One sealed file each, named by its place in the run; the newest two are kept. A damaged one is reported and
 the one before it is used.
+
+The first of several processes writes for all. What differs between them, random numbers and within an epoch
+BatchNorm's running statistics, goes in under each one's rank; as many processes go on exactly. Another number
+of them takes the mean of the statistics and draws its random numbers anew.
 """
 
 from collections.abc import Callable
@@ -12,6 +16,7 @@ import torch
 
 from codinet import files
 from codinet.train.budget import BudgetController
+from codinet.train.distributed import named_statistics, put_statistics, seed_apart, statistics
 from codinet.train.step import Step
 
 KEEP = 2
@@ -39,17 +44,54 @@ class Checkpoint:
     def part(self, prefix: str) -> dict[str, torch.Tensor]:
         return {name[len(prefix) :]: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
 
+    @property
+    def processes(self) -> int:
+        """How many processes were training."""
+        return max(1, len(self.part("random.cpu.")))
+
+    def own(self, rank: int) -> dict[str, torch.Tensor]:
+        """What the process of this rank had to itself."""
+        names = ("random.cpu", "random.cuda", "random.mps", "statistics")
+        tail = f".{rank}" if self.processes > 1 else ""
+        return {name: self.tensors[name + tail] for name in names if name + tail in self.tensors}
+
 
 def save(
     folder: Path, position: Position, model: torch.nn.Module, step: Step, controller: BudgetController | None
 ) -> None:
+    """Write a checkpoint; every process calls this, the first one writes."""
+    world = step.world
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"momentum.{name}": tensor for name, tensor in step.momentum().items()}
-    tensors |= {"sums": step.sums, "random.cpu": torch.get_rng_state()}
-    if step.device.type == "cuda":
-        tensors["random.cuda"] = torch.cuda.get_rng_state(step.device)
+    tensors["sums"] = step.sums
     if controller:
         tensors |= {f"controller.{name}": tensor for name, tensor in controller.state().items()}
+    if world.size == 1:
+        tensors |= _random_state(step.device)
+    else:
+        own = world.gather({**_random_state(step.device), "statistics": statistics(model).cpu()})
+        tensors |= {f"{name}.{rank}": tensor for rank, state in enumerate(own) for name, tensor in state.items()}
+        mean = _mean([state["statistics"] for state in own])
+        tensors |= {f"model.{name}": tensor.clone() for name, tensor in named_statistics(model, mean).items()}
+    world.lead(lambda: _write(folder, position, tensors))
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    state = {"random.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["random.cuda"] = torch.cuda.get_rng_state(device)
+    if device.type == "mps":
+        state["random.mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def _mean(vectors: list[torch.Tensor]) -> torch.Tensor:
+    """The mean, to the bit where all are equal, as they are between epochs."""
+    first = vectors[0]
+    return first if all(torch.equal(first, other) for other in vectors) else torch.stack(vectors).mean(dim=0)
+
+
+def _write(folder: Path, position: Position, tensors: dict[str, torch.Tensor]) -> None:
     folder.mkdir(exist_ok=True)
     files.save_tensors(folder / position.file_name, tensors, about=asdict(position))
     # Files of later places are damaged, else this run would have started from them.
@@ -79,16 +121,26 @@ def restore(checkpoint: Checkpoint, model: torch.nn.Module, controller: BudgetCo
             controller.state()[name].copy_(tensor)
 
 
-def restore_step(checkpoint: Checkpoint, step: Step) -> None:
+def restore_step(checkpoint: Checkpoint, step: Step, *, seed: int = 0) -> None:
+    """Put back the rest; `seed` is the run's, of which another number of processes draw anew."""
     if checkpoint.position.step or checkpoint.position.epoch:
         # Momentum starts anew with each stage, so it is taken over only within one.
         for name, tensor in checkpoint.part("momentum.").items():
             step.momentum()[name].copy_(tensor)
     if checkpoint.position.step:
         step.sums.copy_(checkpoint.tensors["sums"])
-    torch.set_rng_state(checkpoint.tensors["random.cpu"])
-    if "random.cuda" in checkpoint.tensors and step.device.type == "cuda":
-        torch.cuda.set_rng_state(checkpoint.tensors["random.cuda"], step.device)
+    world, place = step.world, checkpoint.position
+    if checkpoint.processes != world.size:
+        seed_apart(seed, world.rank, place.stage, place.epoch, place.step)
+        return
+    own = checkpoint.own(world.rank)
+    torch.set_rng_state(own["random.cpu"])
+    if "random.cuda" in own and step.device.type == "cuda":
+        torch.cuda.set_rng_state(own["random.cuda"], step.device)
+    if "random.mps" in own and step.device.type == "mps":
+        torch.mps.set_rng_state(own["random.mps"])
+    if "statistics" in own:
+        put_statistics(step.model, own["statistics"])
 
 
 def _files(folder: Path) -> list[Path]:

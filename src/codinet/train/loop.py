@@ -1,8 +1,13 @@
-"""The training loop: stages, epochs, steps; metrics, checkpoints, warnings; at the end, the evaluation."""
+"""The training loop: stages, epochs, steps; metrics, checkpoints, warnings; at the end, the evaluation.
+
+Several processes (`distributed.World`) take every step together, and each evaluates its share of the images; all
+get the same figures, so that they hold the same network and take the same turns. The first one alone reads and
+writes the run folder and reports.
+"""
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,22 +16,28 @@ import torch
 
 from codinet import files
 from codinet.config import RunConfig, to_dict
-from codinet.cost import block_costs
-from codinet.data.dataset import Dataset
+from codinet.cost import CostTable, block_costs
+from codinet.data.dataset import Dataset, Split
+from codinet.data.placing import Loader, Placing
 from codinet.data.resident import Resident, epoch_order
+from codinet.data.stream import Stream, lost_workers
 from codinet.environment import describe
 from codinet.errors import UserError
-from codinet.evaluate import Evaluation, evaluate
+from codinet.evaluate import Evaluation, evaluate, summarise
+from codinet.kernels import available
+from codinet.records import PathTable
 from codinet.relaxation import hard
 from codinet.runs import DataBrief, RunFolder, build_model
 from codinet.train import accelerate, checkpoint
 from codinet.train.budget import BudgetController, find_threshold
 from codinet.train.checkpoint import Checkpoint, Position
+from codinet.train.distributed import World, seed_apart
 from codinet.train.reporting import Reporter
 from codinet.train.stages import Stage, stages_of
-from codinet.train.step import Step
+from codinet.train.step import Speed, Step
 
 SAVE_SECONDS = 300  # within long epochs, a checkpoint at least this often
+ASK_EVERY = 16  # steps after which several processes ask the first one whether it is time for that
 CALIBRATION_IMAGES = 5000
 TOLERANCE = 0.004  # gap between cost and budget, on calibration images, that is left as it is
 
@@ -40,15 +51,31 @@ def train(
     resume: bool = False,
     compile: bool | None = None,
     amp: bool | None = None,
+    kernels: bool | None = None,
     reporter: Reporter | None = None,
+    world: World | None = None,
+    sync_bn: bool = False,
+    loader: Loader = "auto",
 ) -> tuple[RunFolder, Evaluation]:
     """Train to the end, or from where a killed run stopped, and evaluate on the test set.
 
-    `config` must be resolved. Compilation, graph capture and bfloat16 are on by default on CUDA devices only.
+    `config` must be resolved. Compilation, graph capture, bfloat16 and, with all of them, our own kernels for narrow
+    blocks are on by default on CUDA devices only.
+    `loader` says where training images wait, which changes nothing but speed.
+    Every process of a `world` calls this alike; with `sync_bn` BatchNorm sees the batches of all of them.
     """
-    with reporter or Reporter() as told:
+    world = world or World()
+    with reporter if reporter and world.leads else Reporter() as told, lost_workers():
         try:
-            return _Training(out, config, dataset, device, resume, compile, amp, told).run()
+            fast = device.type == "cuda"
+            means = Means(
+                compile=fast if compile is None else compile,
+                amp=fast if amp is None else amp,
+                kernels=fast if kernels is None else kernels,
+                sync_bn=sync_bn,
+                loader=loader,
+            )
+            return _Training(out, config, dataset, device, means, told, world, resume=resume).run()
         except RuntimeError as error:
             # torch has a class for a GPU's memory, and only words for the machine's.
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
@@ -59,6 +86,17 @@ def train(
             raise
 
 
+@dataclass(frozen=True)
+class Means:
+    """How a training is carried out, as against what is trained; see `train`."""
+
+    compile: bool
+    amp: bool
+    kernels: bool
+    sync_bn: bool
+    loader: Loader
+
+
 class _Training:
     def __init__(
         self,
@@ -66,30 +104,55 @@ class _Training:
         config: RunConfig,
         dataset: Dataset,
         device: torch.device,
-        resume: bool,
-        compile: bool | None,
-        amp: bool | None,
+        means: Means,
         reporter: Reporter,
+        world: World,
+        *,
+        resume: bool,
     ) -> None:
-        fast = device.type == "cuda"
         self.config, self.dataset, self.device, self.reporter = config, dataset, device, reporter
-        self.compile = fast if compile is None else compile
-        self.amp = fast if amp is None else amp
+        self.world, self.loader, self.compile, self.amp = world, means.loader, means.compile, means.amp
+        self.kernels = means.kernels and means.amp and available(device)
+        self.sync_bn = means.sync_bn and world.size > 1
         self.stages = stages_of(config)
-        self._load_data()
-        brief = DataBrief.of(dataset)
-        torch.manual_seed(config.seed)
-        self.model = build_model(config.network, brief).to(device)
-        if fast:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.table = block_costs(self.model, dataset.image_shape)
-        self.controller = self._controller()
+        brief = world.each(self._set_up)
+        here = {} if world.size == 1 else {"processes": world.size}
         # Last, so that settings that cannot work leave no folder in the way of the next try.
-        self.folder = open_folder(out, config, brief, device, resume=resume)
+        self.folder = world.lead(lambda: open_folder(out, config, brief, describe(device) | here, resume=resume))
+        world.each(lambda: self._require_same_data(brief))
+
+    def _set_up(self) -> DataBrief:
+        self._load_data()
+        brief = DataBrief.of(self.dataset)
+        torch.manual_seed(self.config.seed)
+        self.model = build_model(self.config.network, brief).to(self.device)
+        if self.device.type == "cuda":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.table = block_costs(self.model, self.dataset.image_shape)
+        self.controller = self._controller()
+        if self.sync_bn:
+            if self.device.type != "cuda":
+                raise UserError(f"--sync-bn needs GPUs, and this training is on {self.device.type}; leave it out.")
+            self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        if self.world.size > 1:
+            seed_apart(self.config.seed, self.world.rank)
+        return brief
+
+    def _require_same_data(self, brief: DataBrief) -> None:
+        if self.folder.data.sha256 != brief.sha256:
+            raise UserError(
+                f"Process {self.world.rank} finds other data under the name {brief.name} than the first process "
+                "does; give all machines the same."
+            )
 
     def _load_data(self) -> None:
         holdout, size = self.config.data.holdout, self.config.schedule.batch
         assert size is not None
+        if size % self.world.size:
+            raise UserError(
+                f"--batch {size} cannot be shared out equally among {self.world.size} processes; "
+                f"use a multiple of {self.world.size}."
+            )
         train, watched = self.dataset.train, self.dataset.test
         if holdout:
             if holdout >= len(train):
@@ -99,11 +162,19 @@ class _Training:
         self.steps = len(train) // size
         if self.steps == 0:
             raise UserError(f"--batch {size} is more than the {len(train)} training images; use a smaller one.")
-        self.train_data = Resident.of(train, self.dataset, self.device)
-        self.watched_data = Resident.of(watched, self.dataset, self.device)
-        self.test_data = Resident.of(self.dataset.test, self.dataset, self.device) if holdout else self.watched_data
+        placing = Placing(self.dataset, self.device)
+        self.watched_data = placing.place(self._share(watched))
+        self.test_data = placing.place(self._share(self.dataset.test)) if holdout else self.watched_data
         quiet = watched if holdout else train.subset(torch.arange(min(CALIBRATION_IMAGES, len(train))))
-        self.calibration_data = Resident.of(quiet, self.dataset, self.device)
+        self.calibration_data = placing.place(self._share(quiet))
+        self.train_data = placing.place(train, self.loader)  # last: the others are read more often than once an epoch
+
+    def _share(self, split: Split) -> Split:
+        """This process's share of images to evaluate: those of all, one after the other, are the split."""
+        if self.world.size == 1:
+            return split
+        first, after = (len(split) * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
+        return split.subset(torch.arange(first, after))
 
     def _controller(self) -> BudgetController | None:
         budget = self.config.losses.budget
@@ -118,22 +189,32 @@ class _Training:
         return BudgetController(budget, steps=self.stages[0].epochs * self.steps, device=self.device)
 
     def run(self) -> tuple[RunFolder, Evaluation]:
-        if self.folder.finished:
+        if self.world.lead(lambda: self.folder.finished):
             self.reporter.warn(f"{self.folder.path} is finished already; here is what it reached.")
-            return self.folder, self._evaluate(self.folder.load_model(self.device), self.test_data)
-        for place in (self.folder.path, self.folder.path / "checkpoints"):
-            files.sweep(place)
-        found = checkpoint.latest(self.folder.path / "checkpoints", self.reporter.warn) or Checkpoint()
+            self.model.load_state_dict(self.world.lead(lambda: self.folder.load_model().state_dict()))
+            return self.folder, self._evaluate(self.model, self.test_data)
+        found = self.world.lead(self._find_start)
         start = found.position
         if found.tensors:
             checkpoint.restore(found, self.model, self.controller)
-        self.folder.keep_metrics(self.folder.metrics()[: start.rows])
         self._announce(start)
+        if found.tensors and found.processes != self.world.size:
+            self.reporter.warn(
+                f"The processes that train were {found.processes} and are now {self.world.size}; random views and "
+                "noise are drawn anew from here."
+            )
         for number in range(start.stage, len(self.stages)):
             self._run_stage(number, found if number == start.stage else Checkpoint(Position(rows=self.rows)))
         evaluation = self._evaluate(self.model, self.test_data)
-        self.folder.save_results(self.model, evaluation)
+        self.world.lead(lambda: self.folder.save_results(self.model, evaluation))
         return self.folder, evaluation
+
+    def _find_start(self) -> Checkpoint:
+        for place in (self.folder.path, self.folder.path / "checkpoints"):
+            files.sweep(place)
+        found = checkpoint.latest(self.folder.path / "checkpoints", self.reporter.warn) or Checkpoint()
+        self.folder.keep_metrics(self.folder.metrics()[: found.position.rows])
+        return found
 
     def _announce(self, start: Position) -> None:
         self.rows = start.rows
@@ -153,12 +234,14 @@ class _Training:
         stage = self.stages[number]
         step, go = self._build_step(stage)
         if start.tensors:
-            checkpoint.restore_step(start, step)
+            checkpoint.restore_step(start, step, seed=self.config.seed)
         self.saved_at = time.monotonic()
         self.model.train()
         for epoch in range(start.position.epoch, stage.epochs):
             first = start.position.step if epoch == start.position.epoch else 0
             self._run_epoch(number, epoch, first, step, go)
+            self.world.average_statistics(self.model)
+            self.world.each(partial(self._stop_if_not_finite, stage, epoch, step))
             if not stage.train_routers or epoch + 1 == stage.epochs:
                 self._calibrate()
             self._log(stage, epoch, step)
@@ -169,49 +252,65 @@ class _Training:
             self._save(after, step)
 
     def _build_step(self, stage: Stage) -> tuple[Step, Any]:
-        def build(block_step: Any) -> Step:
-            return Step(
-                self.model,
-                self.train_data,
-                self.table,
-                self.config,
-                stage,
-                self.controller,
-                pad=self.dataset.pad,
-                flip=self.dataset.flip,
-                amp=self.amp,
-                block_step=block_step,
-            )
+        while self.compile:
+            fast, reason = self._build_fast_step(stage)
+            reasons = [each for each in self.world.gather(reason) if each is not None]
+            if fast and not reasons:
+                return fast
+            del fast  # two steps of one network must not both act on its gradients
+            what = "The fused kernels" if self.kernels else "Compiling or capturing the step"
+            self.reporter.warn(f"{what} failed ({reasons[0]}); going on without.")
+            self.kernels, self.compile = False, self.kernels
+        step = self._plain_step(stage, Speed())
+        return step, step
 
-        if not self.compile:
-            step = build(None)
-            return step, step
+    def _build_fast_step(self, stage: Stage) -> tuple[tuple[Step, Any] | None, str | None]:
+        """The step compiled and captured, or why that failed."""
         try:
-            step = build(accelerate.compile_step())
-            if self.device.type != "cuda":
-                return step, step
-            return step, accelerate.capture(step)
-        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self.reporter.warn(f"Compiling or capturing the step failed ({reason}); going on without.")
-            self.compile = False
-            return self._build_step(stage)
+            # What is compiled cannot hold the exchange of BatchNorm's statistics.
+            speed = Speed() if self.sync_bn else accelerate.fused() if self.kernels else accelerate.compiled()
+            step = self._plain_step(stage, speed)
+            return (step, accelerate.capture(step) if self.device.type == "cuda" else step), None
+        except UserError:
+            raise
+        except Exception as error:  # whatever a compiler may raise: training does not depend on it
+            return None, str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+    def _plain_step(self, stage: Stage, speed: Speed) -> Step:
+        assert self.config.schedule.batch is not None
+        return Step(
+            self.model,
+            self.train_data.window(self.config.schedule.batch // self.world.size),
+            self.table,
+            self.config,
+            stage,
+            self.controller,
+            pad=self.dataset.pad,
+            flip=self.dataset.flip,
+            amp=self.amp,
+            speed=speed,
+            world=self.world,
+        )
 
     def _run_epoch(self, number: int, epoch: int, first: int, step: Step, go: Any) -> None:
         stage, size = self.stages[number], len(step.index_L)
         order = epoch_order(len(self.train_data), seed=self.config.seed, epoch=number * 100_000 + epoch)
-        order = order.to(self.device)
-        for i in range(first, self.steps):
+        mine = order[: self.steps * self.world.size * size].unflatten(0, (self.steps, self.world.size, size))
+        for i, index_L in enumerate(self.train_data.deliver(mine[first:, self.world.rank]), start=first):
             done = epoch + i / self.steps
-            step.index_L.copy_(order[i * size : (i + 1) * size])
+            step.index_L.copy_(index_L)
             step.lr.fill_(stage.lr_at(done))
             if self.controller and stage.path_losses:
                 self.controller.aim(done / stage.epochs)
             go()
             self.reporter.advance()
-            if time.monotonic() - self.saved_at > SAVE_SECONDS and i + 1 < self.steps:
+            if i + 1 < self.steps and self._is_time_to_save(i + 1):
                 self._save(Position(number, epoch, i + 1, self.rows), step)
-        self._stop_if_not_finite(stage, epoch, step)
+
+    def _is_time_to_save(self, steps: int) -> bool:
+        if not self.world.alone and steps % ASK_EVERY:
+            return False  # clocks differ, so the first process decides; to ask it waits, so not after every step
+        return self.world.lead(lambda: time.monotonic() - self.saved_at > SAVE_SECONDS)
 
     def _stop_if_not_finite(self, stage: Stage, epoch: int, step: Step) -> None:
         bad = step.first_bad()
@@ -243,10 +342,14 @@ class _Training:
             self.model.routers.shift(-math.log(threshold / (1 - threshold)))
         self.model.train()
 
-    def _evaluate(self, model: Any, data: Resident | None) -> Evaluation:
-        data = data or self.calibration_data
+    def _evaluate(self, model: Any, data: Resident | Stream | None) -> Evaluation:
+        data = self.calibration_data if data is None else data  # not `or`, for a share may be empty
         size = 1000 if self.device.type == "cuda" else 250
-        return evaluate(model, data.batches(size), self.table)
+        if self.world.size == 1:
+            return evaluate(model, data.batches(size), self.table)
+        # Of few images, a process may have none.
+        mine = self.world.each(lambda: evaluate(model, data.batches(size), self.table) if len(data) else None)
+        return join([part for part in self.world.gather(mine) if part is not None], self.table)
 
     def _log(self, stage: Stage, epoch: int, step: Step) -> None:
         means = step.means()
@@ -256,7 +359,7 @@ class _Training:
         row |= held.summary()
         row["loss"], row["held_loss"] = means["loss"], held.loss
         self.rows += 1
-        self.folder.add_metrics(row)
+        self.world.lead(lambda: self.folder.add_metrics(row))
         self.reporter.row(row)
         if held.collapsed and self.config.network.routed and epoch + 1 == stage.epochs:
             self.reporter.warn(COLLAPSE)
@@ -266,7 +369,8 @@ class _Training:
         return "holdout" if self.config.data.holdout else "test"
 
     def _save(self, position: Position, step: Step) -> None:
-        self._stop_if_not_finite(self.stages[min(position.stage, len(self.stages) - 1)], position.epoch, step)
+        stage = self.stages[min(position.stage, len(self.stages) - 1)]
+        self.world.each(partial(self._stop_if_not_finite, stage, position.epoch, step))
         checkpoint.save(self.folder.path / "checkpoints", position, self.model, step, self.controller)
         self.saved_at = time.monotonic()
 
@@ -277,14 +381,23 @@ COLLAPSE = (
 )
 
 
-def open_folder(out: Path, config: RunConfig, brief: DataBrief, device: torch.device, *, resume: bool) -> RunFolder:
+def join(parts: list[Evaluation], table: CostTable) -> Evaluation:
+    """The evaluation of all images, of evaluations of some each."""
+    paths = PathTable(*(torch.cat(column) for column in zip(*(part.paths for part in parts), strict=True)))
+    loss = sum(part.loss * part.n for part in parts) / len(paths.label_T)
+    return summarise(paths, table, loss=loss)
+
+
+def open_folder(
+    out: Path, config: RunConfig, brief: DataBrief, environment: dict[str, Any], *, resume: bool
+) -> RunFolder:
     """A new run folder, or with `resume` the one that is there if it is the same run."""
     if not (out / "config.json").exists():
         if out.exists() and not out.is_dir():
             raise UserError(f"{out} is a file, not a folder; choose another --out.")
         if out.is_dir() and any(out.iterdir()) and not resume:
             raise UserError(f"{out} exists and is not empty; choose another --out.")
-        return RunFolder.create(out, config, brief, describe(device))
+        return RunFolder.create(out, config, brief, environment)
     if not resume:
         raise UserError(f"{out} holds a run already; continue it with --resume or choose another --out.")
     folder = RunFolder.open(out)

@@ -3,21 +3,29 @@
 Nothing here waits for the device or allocates by what it finds there, so the same function runs eagerly and
 inside a CUDA graph. The host sets `index_L`, `lr` and the controller's target before each step, and reads
 `sums` when it wants figures.
+
+Of several processes each takes its share of the images of a step. Means over the batch are taken of the share,
+and the mean of the processes' gradients is that of the whole; diversity compares the images of all of them.
+What is noted, and what the controller sees, is of all images and the same in every process.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
-from codinet.config import RunConfig
+from codinet.config import LossConfig, RunConfig
 from codinet.cost import CostTable
 from codinet.data.resident import Resident
 from codinet.data.views import random_views
 from codinet.losses import Terms, consistency, diversity, expected_cost, score_decay, total
 from codinet.model import RoutedNetwork, RoutedStep, train_only
+from codinet.records import RoutedOutput
 from codinet.relaxation import run_probability
 from codinet.train.budget import BudgetController
+from codinet.train.distributed import World
 from codinet.train.stages import Stage
 
 SUMS = (
@@ -25,6 +33,18 @@ SUMS = (
     *("gamma", "accuracy", "cost_share", "steps"),
 )
 _TERMS = SUMS[:6]
+_COST_SHARE = SUMS.index("cost_share")
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
+
+
+class Speed(NamedTuple):
+    """What makes a step fast and changes nothing else; by default nothing does. See `accelerate`."""
+
+    block: RoutedStep | None = None  # stands in for `model.routed_step`
+    compile: Callable[[Any], Any] = _as_it_is  # for what comes before and after the blocks
 
 
 class Step:
@@ -42,20 +62,26 @@ class Step:
         pad: int,
         flip: bool,
         amp: bool,
-        block_step: RoutedStep | None = None,
+        speed: Speed = Speed(),  # noqa: B008  # never changes
+        world: World | None = None,
     ) -> None:
         device = data.labels_N.device
         schedule, network = config.schedule, config.network
         assert schedule.batch is not None
+        self.world = world or World()
+        assert schedule.batch % self.world.size == 0
         self.model, self.data, self.stage, self.controller = model, data, stage, controller
-        self.block_step = block_step
-        self.losses, self.views, self.noised = config.losses, schedule.views, config.losses.paths == "noised"
+        self.losses, self.views = config.losses, schedule.views
         self.acting = stage.path_losses and network.routed
         self.pad, self.flip, self.amp, self.device = pad, flip, amp, device
         self.weights_N = table.loss_weights().to(device)
         self.run_share_N, self.base_share = share_of_blocks(table, device)
 
         train_only(model, routers=stage.train_routers, backbone=True)
+        self.shared = self.world.share(model)
+        self.speed, self.stem, self.inputs = speed, speed.compile(model.stem), speed.compile(_inputs)
+        # What other processes are asked for cannot be compiled.
+        self.judge = speed.compile(_judge) if self.world.alone else _judge
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.lr = torch.zeros((), device=device)
         self.optimizer = torch.optim.SGD(
@@ -68,7 +94,7 @@ class Step:
         for parameter in self.trained.values():
             # Made now rather than by the first step, so that a graph finds them and a checkpoint names them.
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self.index_L = torch.zeros(schedule.batch, dtype=torch.long, device=device)
+        self.index_L = torch.zeros(schedule.batch // self.world.size, dtype=torch.long, device=device)
         self.sums = torch.zeros(len(SUMS), device=device)
         self.bad = torch.full((2,), -1.0, device=device)  # step and term of the first loss that is not finite
 
@@ -76,36 +102,23 @@ class Step:
         return {name: self.optimizer.state[p]["momentum_buffer"] for name, p in self.trained.items()}
 
     def __call__(self) -> None:
-        images_LCHW, labels_L = self.data.take(self.index_L)
-        inputs_BCHW = random_views(images_LCHW, self.views, pad=self.pad, flip=self.flip)
-        labels_B = labels_L.repeat_interleave(self.views)
+        inputs_BCHW, labels_B = self.inputs(self.data, self.index_L, self.views, self.pad, self.flip)
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.amp else nullcontext():
-            output = self.model(inputs_BCHW, decide=self.stage.decide, step=self.block_step)
-        zero = torch.zeros((), device=self.device)
-        terms = Terms(F.cross_entropy(output.logits_BK, labels_B), zero, zero, zero)
-        gamma, decay = zero, zero
-        hard_BN = (output.scores_BN2[..., 1] >= output.scores_BN2[..., 0]).float()
-        cost_share = (hard_BN @ self.run_share_N).mean() + self.base_share
-        if self.acting:
-            paths_BN = output.path_BN if self.noised else run_probability(output.scores_BN2)
-            paths_LMN = paths_BN.unflatten(0, (len(labels_L), self.views))
-            terms = terms._replace(
-                consistency=consistency(paths_LMN, margin=self.losses.m_c),
-                diversity=diversity(paths_LMN, margin=self.losses.m_d),
-                cost=expected_cost(paths_BN, self.weights_N),
-            )
-            decay = score_decay(output.scores_BN2)
-            gamma = self.controller.gamma() if self.controller else zero + (self.losses.gamma or 0.0)
-        loss = total(terms, alpha=self.losses.alpha, beta=self.losses.beta, gamma=gamma)
-        loss = loss + self.losses.score_decay * decay
+            output = self.shared(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
+        gamma = self.controller.gamma() if self.controller else self.lr.new_tensor(self.losses.gamma or 0.0)
+        loss, mine = self.judge(
+            *(output, labels_B, self.views, self.losses, gamma * self.acting, self.weights_N, self.run_share_N),
+            rows=self.world.rows if self.acting else None,
+        )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
         with torch.no_grad():
+            figures = self.world.mean_(mine)
+            figures[_COST_SHARE] += self.base_share
             if self.acting and self.controller:
-                self.controller.observe(cost_share)
-            hits = (output.logits_BK.argmax(dim=1) == labels_B).float().mean()
-            self._note(torch.stack([loss, *terms, decay, gamma, hits, cost_share, torch.ones_like(loss)]).detach())
+                self.controller.observe(figures[_COST_SHARE])
+            self._note(figures)
 
     def _note(self, figures: torch.Tensor) -> None:
         finite = figures[: len(_TERMS)].isfinite()
@@ -126,6 +139,46 @@ class Step:
         values = self.sums.tolist()
         steps = max(values[-1], 1.0)
         return {name: value / steps for name, value in zip(SUMS[:-1], values[:-1], strict=True)}
+
+
+def _inputs(
+    data: Resident, index_L: torch.Tensor, views: int, pad: int, flip: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of the images at these places, and a label for each."""
+    images_LCHW, labels_L = data.take(index_L)
+    return random_views(images_LCHW, views, pad=pad, flip=flip), labels_L.repeat_interleave(views)
+
+
+def _judge(
+    output: RoutedOutput,
+    labels_B: torch.Tensor,
+    views: int,
+    losses: LossConfig,
+    gamma: torch.Tensor,
+    weights_N: torch.Tensor,
+    run_share_N: torch.Tensor,
+    *,
+    rows: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of this process's images, and its `SUMS`. `rows` fetches everybody's paths; without it, paths do not
+    matter."""
+    zero = torch.zeros_like(gamma)
+    terms, decay = Terms(F.cross_entropy(output.logits_BK, labels_B), zero, zero, zero), zero
+    if rows is not None:
+        paths_BN = output.path_BN if losses.paths == "noised" else run_probability(output.scores_BN2)
+        paths_LMN = paths_BN.unflatten(0, (-1, views))
+        terms = terms._replace(
+            consistency=consistency(paths_LMN, margin=losses.m_c),
+            diversity=diversity(rows(paths_LMN), margin=losses.m_d),
+            cost=expected_cost(paths_BN, weights_N),
+        )
+        decay = score_decay(output.scores_BN2)
+    loss = total(terms, alpha=losses.alpha, beta=losses.beta, gamma=gamma) + losses.score_decay * decay
+    hard_BN = (output.scores_BN2[..., 1] >= output.scores_BN2[..., 0]).float()
+    cost_share = (hard_BN @ run_share_N).mean()
+    hits = (output.logits_BK.argmax(dim=1) == labels_B).float().mean()
+    figures = [loss, *terms, decay, gamma, hits, cost_share, torch.ones_like(loss)]
+    return loss, torch.stack([figure.detach() for figure in figures])
 
 
 def share_of_blocks(table: CostTable, device: torch.device) -> tuple[torch.Tensor, float]:

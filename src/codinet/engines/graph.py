@@ -1,0 +1,237 @@
+"""A stage of the network in one launch, the whole network in one CUDA graph: nothing on the way waits for the host.
+
+Each image has programs of its own, which ask the routers and skip by themselves (`codinet.kernels.stage`), so a
+batch needs no gathering and a decision no trip to the host. Features are in the engine's dtype; sums, routers and
+the head in float32. A graph is captured for each shape of batch and then replayed, at any threshold and with any
+forced path. Holds networks of basic blocks with the default router, or with none. On the CPU the kernels run in
+Triton's interpreter, which serves tests.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+
+from codinet import kernels
+from codinet.engines.contract import Engine, margin_limit, spread
+from codinet.engines.folding import FoldedBasic, FoldedBlock, fold, fold_pair
+from codinet.engines.graph_capture import Captured
+from codinet.errors import UserError
+from codinet.kernels.stage_tuning import Tuning, tuning_for
+from codinet.kernels.stage_weights import BlockWeights, RouterWeights, StageWeights
+from codinet.model import CoDiNet, RoutedNetwork
+from codinet.records import RoutedOutput
+from codinet.routers import FCRouter, Routers, SeparateRouters
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SHAPES = 8  # batches of so many shapes keep their graphs, and the memory that these hold
+_ASK = 2  # in place of a forced decision
+
+
+def why_not(model: RoutedNetwork, device: torch.device) -> str | None:
+    """The sentence that says why the engine cannot hold a network there; None where it can."""
+    if not kernels.available(device):
+        return "The graph engine needs a CUDA device and Triton; use another engine."
+    if not isinstance(model, CoDiNet):
+        return "The graph engine holds networks of the registry only; use another engine for an adopted one."
+    blocks = fold(model).blocks
+    if not all(isinstance(block, FoldedBasic) for block in blocks):
+        return f"The graph engine holds basic blocks only, not those of {model.config.arch}; use another engine."
+    routers = model.routers
+    if routers is not None and not _are_fc(routers):
+        return f"The graph engine holds FC routers only, not {model.config.router} ones; use another engine."
+    widths = {len(conv.bias) for block in blocks for conv in block.convs}
+    if any(width < 16 or width & (width - 1) for width in widths):
+        return "The graph engine needs widths that are powers of two from 16 on; use another engine."
+    return None
+
+
+def _are_fc(routers: Routers) -> bool:
+    return isinstance(routers, SeparateRouters) and all(type(router) is FCRouter for router in routers.each)
+
+
+class GraphEngine(Engine):
+    """One launch a stage, one graph a batch shape. `tunings`, one a stage, stand in for the table's."""
+
+    name: ClassVar[str] = "graph"
+
+    def __init__(
+        self,
+        model: RoutedNetwork,
+        *,
+        threshold: float = 0.5,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device | None = None,
+        tunings: Sequence[Tuning] | None = None,
+    ) -> None:
+        super().__init__(threshold=threshold)
+        self.device = torch.device(next(model.parameters()).device if device is None else device)
+        self.dtype, self.tunings = dtype, tunings
+        reason = why_not(model, self.device) or self._why_not_dtype()
+        if reason is not None:
+            raise UserError(reason)
+        assert isinstance(model, CoDiNet)
+        model = copy.deepcopy(model).eval().float()  # folded in float32, whatever the engine computes in
+        net = fold(model)
+        self.stages = split_stages(net.blocks, net.routers if self._asks else None)
+        self.blocks = len(net.blocks)
+        stem = fold_pair(model.conv1, model.bn1)
+        self.stem = stem._replace(
+            weight=stem.weight.to(self.device, dtype).contiguous(memory_format=torch.channels_last),
+            bias=stem.bias.to(self.device, dtype),
+        )
+        self.pool = model.pool
+        self.head_weight_CK = model.fc.weight.detach().to(self.device, torch.float32, copy=True).t()
+        self.head_bias_K = model.fc.bias.detach().to(self.device, torch.float32, copy=True)
+        self.decided_N = torch.full((self.blocks,), _ASK, dtype=torch.int8)
+        self.ready: dict[tuple[int, ...], _Ready] = {}
+        self.packed: dict[tuple[int, Tuning], Any] = {}
+        self.turn = threading.Lock()  # buffers are the engine's, so callers take turns
+
+    _asks = True  # whether routers are asked, where there are any
+
+    def _why_not_dtype(self) -> str | None:
+        if self.dtype not in DTYPES:
+            return f"The graph engine computes in float32, bfloat16 or float16, not in {self.dtype}."
+        if self.device.type == "cpu" and self.dtype == torch.bfloat16:
+            return "On the CPU the graph engine computes in float32 or float16 only."
+        return None
+
+    def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
+        with self.turn, self._here():
+            key = tuple(images_BCHW.shape)
+            if key not in self.ready:
+                while len(self.ready) >= _SHAPES:
+                    del self.ready[next(iter(self.ready))]
+                self.ready[key] = _Ready(self, images_BCHW)
+            forced_BN = None if force is None else spread(force, images_BCHW, self.blocks)
+            return self.ready[key](images_BCHW, margin_limit(threshold), forced_BN)
+
+    def _here(self) -> AbstractContextManager[None]:
+        """Kernels are launched on the current device, which may not be the engine's."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def stage(self, place: int, tuning: Tuning) -> Any:
+        """The launcher of a stage, packed once for a tuning."""
+        from codinet.kernels.stage_launch import Stage  # needs Triton
+
+        if (place, tuning) not in self.packed:
+            first = sum(len(stage.blocks) for stage in self.stages[:place])
+            self.packed[place, tuning] = Stage(self.stages[place], first, tuning, self.dtype, self.device)
+        return self.packed[place, tuning]
+
+    def launchers(self, batch: int) -> list[Any]:
+        """The stages as a batch of this size runs them."""
+        on_gpu = self.device.type == "cuda"
+        # Programs of an image wait for each other, which those of the interpreter cannot.
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count if on_gpu else 0
+        exact = self.dtype == torch.float32
+        tunings = self.tunings or [tuning_for(stage.channels, batch, processors, exact=exact) for stage in self.stages]
+        return [self.stage(place, tuning) for place, tuning in enumerate(tunings)]
+
+    def start(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """The first stage's features, B×H×W×C, in memory of their own."""
+        return self.pool(self.stem(images_BCHW).relu_()).permute(0, 2, 3, 1).contiguous()
+
+
+class StaticGraphEngine(GraphEngine):
+    """The same kernels without routers: every block, or those of one fixed path. What `graph` is measured against."""
+
+    name: ClassVar[str] = "static-graph"
+    _asks = False
+
+    def __init__(
+        self,
+        model: RoutedNetwork,
+        *,
+        path: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device | None = None,
+        tunings: Sequence[Tuning] | None = None,
+    ) -> None:
+        super().__init__(model, dtype=dtype, device=device, tunings=tunings)
+        self.decided_N = torch.ones(self.blocks, dtype=torch.int8) if path is None else path.to("cpu", torch.int8)
+
+    def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
+        """Threshold and force are routing's and change nothing here."""
+        return super().classify(images_BCHW, threshold, None)
+
+
+class _Ready:
+    """An engine with buffers for batches of one shape; on CUDA with a graph over them."""
+
+    def __init__(self, engine: GraphEngine, images_BCHW: torch.Tensor) -> None:
+        from codinet.kernels.stage_launch import Traffic  # needs Triton
+
+        batch, blocks, classes = len(images_BCHW), engine.blocks, len(engine.head_bias_K)
+        self.shapes = (batch, classes), (batch, blocks, 2), (batch, blocks)
+        self.sizes = [torch.Size(shape).numel() for shape in self.shapes]
+        # One vector, so that one copy takes the whole answer out of the graph's memory.
+        self.answer = torch.zeros(sum(self.sizes), device=engine.device)
+        self.logits_BK, scores_BN2, path_BN = self._parts(self.answer)
+        self.limit, self.forced = 0.0, False
+        self.traffic = Traffic(
+            torch.zeros(1, device=engine.device),
+            engine.decided_N.to(engine.device).repeat(batch, 1),
+            scores_BN2,
+            path_BN,
+        )
+        self.engine, self.launchers = engine, engine.launchers(batch)
+        self.tickets_SB = torch.zeros(len(self.launchers), batch, dtype=torch.int32, device=engine.device)
+        inputs = self._taken(images_BCHW)
+        self.run: Callable[[torch.Tensor], None] = Captured(self._forward, inputs) if inputs.is_cuda else self._forward
+
+    def _parts(self, answer: torch.Tensor) -> list[torch.Tensor]:
+        parts = answer.split(self.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def _taken(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        images_BCHW = images_BCHW.to(self.engine.device, self.engine.dtype)
+        return images_BCHW.contiguous(memory_format=torch.channels_last)
+
+    def _forward(self, images_BCHW: torch.Tensor) -> None:
+        x_BHWC = self.engine.start(images_BCHW)
+        pooled_BC: Any = None
+        if any(launch.tuning.split > 1 for launch in self.launchers):
+            self.tickets_SB.zero_()
+        for launch, ticket_B in zip(self.launchers, self.tickets_SB, strict=True):
+            last = launch is self.launchers[-1]
+            x_BHWC, pooled_BC = launch(x_BHWC, pooled_BC, self.traffic, ticket_B, pools=last)
+        torch.addmm(self.engine.head_bias_K, pooled_BC, self.engine.head_weight_CK, out=self.logits_BK)
+
+    def __call__(self, images_BCHW: torch.Tensor, limit: float, forced_BN: torch.Tensor | None) -> RoutedOutput:
+        if limit != self.limit:
+            self.traffic.limit.fill_(limit)
+            self.limit = limit
+        if forced_BN is not None:
+            self.traffic.force_BN.copy_(forced_BN > 0.5)
+        elif self.forced:
+            self.traffic.force_BN.copy_(self.engine.decided_N)
+        self.forced = forced_BN is not None
+        self.run(images_BCHW if isinstance(self.run, Captured) else self._taken(images_BCHW))
+        logits_BK, scores_BN2, path_BN = self._parts(self.answer.clone())
+        return RoutedOutput(logits_BK, scores_BN2, path_BN)
+
+
+def split_stages(blocks: Sequence[FoldedBlock], routers: Routers | None) -> list[StageWeights]:
+    """Blocks cut before each one that changes the shape."""
+    stages: list[tuple[int, list[BlockWeights]]] = []
+    for k, block in enumerate(blocks):
+        assert isinstance(block, FoldedBasic)
+        if not stages or not block.keeps:
+            stages.append((block.stride, []))
+        first, second = block.convs
+        router = None if routers is None else _router(routers, k)
+        stages[-1][1].append(BlockWeights(first.weight, first.bias, second.weight, second.bias, router))
+    return [StageWeights(weights, stride) for stride, weights in stages]
+
+
+def _router(routers: Routers, k: int) -> RouterWeights:
+    assert isinstance(routers, SeparateRouters)
+    router = routers.each[k]
+    assert isinstance(router, FCRouter)
+    layers = router.hidden.weight, router.hidden.bias, router.out.weight, router.out.bias
+    return RouterWeights(*(parameter.detach() for parameter in layers))

@@ -1,0 +1,296 @@
+"""A routed basic block in training, v·F(x) + (1 − v)·x, as fused kernels with their gradients.
+
+`routed_block` gives the block's output and its mean over pixels; `plain_routed_block` is the same in plain torch.
+For blocks that keep their shape, with BatchNorm in training mode. Features are computed in the dtype of x, weights
+and sums in float32. Knows tensors and `BlockTensors`, not modules.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch.nn import functional as F
+
+from codinet.kernels.conv import add_weights, conv3x3, conv3x3_weight
+from codinet.kernels.mix import mix_backward, mix_forward
+from codinet.kernels.norm import CHANNELS, norm_backward, norm_forward
+from codinet.kernels.pack import pack
+from codinet.kernels.tiles import Tiles, choose, per_pixel, programs
+
+
+class NormBuffers(NamedTuple):
+    """What a BatchNorm keeps beside its parameters; written by the forward pass."""
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    batches: torch.Tensor
+    momentum: float
+    eps: float
+
+
+class BlockTensors(NamedTuple):
+    """A basic block's parameters and buffers."""
+
+    weight1: torch.Tensor
+    gamma1: torch.Tensor
+    beta1: torch.Tensor
+    weight2: torch.Tensor
+    gamma2: torch.Tensor
+    beta2: torch.Tensor
+    buffers1: NormBuffers
+    buffers2: NormBuffers
+
+
+def routed_block(
+    x_BCHW: torch.Tensor, run_B: torch.Tensor | None, block: BlockTensors, *, tiles: Tiles | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The block's output and its mean over pixels (float32). Without decisions the block runs for all."""
+    tiles = tiles or choose(*x_BCHW.shape[1:])
+    return _RoutedBlock.apply(x_BCHW, run_B, *block, tiles)
+
+
+def plain_routed_block(
+    x_BCHW: torch.Tensor, run_B: torch.Tensor | None, block: BlockTensors
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, step by step."""
+    y_BCHW = x_BCHW
+    for weight, gamma, beta, buffers in (
+        (block.weight1, block.gamma1, block.beta1, block.buffers1),
+        (block.weight2, block.gamma2, block.beta2, block.buffers2),
+    ):
+        if weight is block.weight2:
+            y_BCHW = F.relu(y_BCHW)
+        mean_C, var_C, batches, momentum, eps = buffers
+        y_BCHW = F.conv2d(y_BCHW, weight.to(x_BCHW.dtype), padding=1)
+        y_BCHW = F.batch_norm(y_BCHW, mean_C, var_C, gamma, beta, training=True, momentum=momentum, eps=eps)
+        batches += 1
+    out_BCHW = F.relu(y_BCHW + x_BCHW)
+    if run_B is not None:
+        out_BCHW = torch.lerp(x_BCHW, out_BCHW, run_B.to(x_BCHW.dtype)[:, None, None, None])
+    return out_BCHW, out_BCHW.float().mean(dim=(2, 3))
+
+
+class _Launch:
+    """The kernels for features of one shape."""
+
+    def __init__(self, x_BCHW: torch.Tensor, tiles: Tiles) -> None:
+        self.x, self.tiles = x_BCHW, tiles
+        self.number, self.channels, self.height, self.width = x_BCHW.shape
+        assert x_BCHW.numel() < 2**31
+        self.count = self.number * self.height * self.width
+        self.shape = {"H": self.height, "W": self.width, "C": self.channels}
+
+    def new(self, *size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.float32, device=self.x.device)
+
+    def like(self) -> torch.Tensor:
+        return torch.empty_like(self.x, memory_format=torch.channels_last)
+
+    def conv(
+        self,
+        source: torch.Tensor,
+        weights: torch.Tensor,
+        *,
+        read: int,
+        write: int,
+        source_y: torch.Tensor | None = None,
+        source_coefficients: torch.Tensor | None = None,
+        y: torch.Tensor | None = None,
+        coefficients: torch.Tensor | None = None,
+        dz: torch.Tensor | None = None,
+        dout: torch.Tensor | None = None,
+        dpool: torch.Tensor | None = None,
+        run: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is written, and its sums in parts."""
+        tiles = self.tiles
+        number = programs(self.number, self.height, tiles)
+        out, sums = self.like(), self.new(number, 2, tiles.pair * self.channels)
+        conv3x3[(number,)](
+            *(source, source_y, source_coefficients, weights, out, sums),
+            *(y, coefficients, dz, dout, dpool, run, self.number),
+            **self.shape,
+            IMAGES=tiles.images,
+            ROWS=tiles.rows,
+            PAIR=tiles.pair,
+            READ=read,
+            WRITE=write,
+            UNROLL=tiles.unroll,
+            ROUTED=run is not None,
+            POOLED=dpool is not None,
+            num_warps=tiles.warps,
+            num_stages=1,
+        )
+        return out, sums
+
+    def weight_gradient(
+        self,
+        source: torch.Tensor,
+        source_coefficients: torch.Tensor | None,
+        dz: torch.Tensor,
+        y: torch.Tensor,
+        coefficients: torch.Tensor,
+        weight: torch.Tensor,
+    ) -> torch.Tensor:
+        tiles, channels = self.tiles, self.channels
+        parts = triton.cdiv(self.number, tiles.weight_images)
+        found = self.new(parts, (9 if tiles.weight_pair == 1 else 24) * channels * channels)
+        conv3x3_weight[(parts,)](
+            *(source, source_coefficients, dz, y, coefficients, found, self.number),
+            **self.shape,
+            IMAGES=tiles.weight_images,
+            PAIR=tiles.weight_pair,
+            READ=_PLAIN if source_coefficients is None else _ACTIVATED,
+            SWAP=tiles.weight_swap,
+            num_warps=tiles.weight_warps,
+            num_stages=1,
+        )
+        out = torch.empty_like(weight)
+        stride_out, stride_in, _, stride_tap = out.stride()
+        block = 64
+        add_weights[(9 * channels * channels // block,)](
+            *(found, out, stride_out, stride_in, stride_tap),
+            PARTS=parts,
+            C=channels,
+            PAIR=tiles.weight_pair,
+            BLOCK=block,
+            ROWS=64,
+            num_warps=4,
+        )
+        return out
+
+    def norm(self, sums: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, buffers: NormBuffers) -> torch.Tensor:
+        """Scale, shift, mean, 1/σ. The running statistics take the batch in."""
+        out = self.new(4, self.channels)
+        norm_forward[(self.channels // CHANNELS,)](
+            *(sums, gamma, beta, buffers.running_mean, buffers.running_var, buffers.batches, out),
+            *(self.count, buffers.momentum, buffers.eps),
+            PARTS=len(sums),
+            C=self.channels,
+            PAIR=sums.shape[2] // self.channels,
+            num_warps=8,
+        )
+        return out
+
+    def norm_gradient(
+        self, sums: torch.Tensor, gamma: torch.Tensor, forward: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The coefficients that go back through a BatchNorm, and the gradients of its γ and β."""
+        out, dgamma, dbeta = self.new(3, self.channels), self.new(self.channels), self.new(self.channels)
+        norm_backward[(self.channels // CHANNELS,)](
+            *(sums, gamma, forward, out, dgamma, dbeta, self.count),
+            PARTS=len(sums),
+            C=self.channels,
+            PAIR=sums.shape[2] // self.channels,
+            num_warps=8,
+        )
+        return out, dgamma, dbeta
+
+    def mix(
+        self, y: torch.Tensor, coefficients: torch.Tensor, run: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, pool = self.like(), self.new(self.number, self.channels)
+        mix_forward[(self.number,)](
+            *(y, self.x, coefficients, run, out, pool),
+            PIXELS=self.height * self.width,
+            C=self.channels,
+            BLOCK=self._pixels(),
+            ROUTED=run is not None,
+            num_warps=4,
+        )
+        return out, pool
+
+    def mix_gradient(
+        self,
+        dout: torch.Tensor,
+        dpool: torch.Tensor | None,
+        y: torch.Tensor,
+        coefficients: torch.Tensor,
+        run: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The gradient after the second BatchNorm, its sums in parts, and the gradient of the decisions."""
+        dz, sums = self.like(), self.new(self.number, 2, self.channels)
+        drun = None if run is None else self.new(self.number)
+        mix_backward[(self.number,)](
+            *(dout, dpool, y, self.x, coefficients, run, dz, sums, drun),
+            PIXELS=self.height * self.width,
+            C=self.channels,
+            BLOCK=self._pixels(),
+            ROUTED=run is not None,
+            POOLED=dpool is not None,
+            num_warps=4,
+        )
+        return dz, sums, drun
+
+    def _pixels(self) -> int:
+        return min(self.height * self.width, 2048 // self.channels)
+
+
+_PLAIN, _ACTIVATED, _GRADIENT = 0, 1, 2
+_FEATURES, _MASKED, _RESIDUAL = 0, 1, 2
+
+
+class _RoutedBlock(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BCHW: torch.Tensor,
+        run_B: torch.Tensor | None,
+        weight1: torch.Tensor,
+        gamma1: torch.Tensor,
+        beta1: torch.Tensor,
+        weight2: torch.Tensor,
+        gamma2: torch.Tensor,
+        beta2: torch.Tensor,
+        buffers1: NormBuffers,
+        buffers2: NormBuffers,
+        tiles: Tiles,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x_BCHW = per_pixel(x_BCHW)
+        run_B = None if run_B is None else run_B.float().contiguous()
+        launch = _Launch(x_BCHW, tiles)
+        packed = pack(weight1, weight2, tiles.pair, x_BCHW.dtype)
+        y1, sums = launch.conv(x_BCHW, packed[0, 0], read=_PLAIN, write=_FEATURES)
+        norm1 = launch.norm(sums, gamma1, beta1, buffers1)
+        y2, sums = launch.conv(y1, packed[1, 0], read=_ACTIVATED, write=_FEATURES, source_coefficients=norm1)
+        norm2 = launch.norm(sums, gamma2, beta2, buffers2)
+        out_BCHW, pool_BC = launch.mix(y2, norm2, run_B)
+        ctx.save_for_backward(x_BCHW, run_B, weight1, weight2, packed, gamma1, gamma2, y1, norm1, y2, norm2)
+        ctx.tiles = tiles
+        ctx.set_materialize_grads(False)
+        return out_BCHW, pool_BC
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor | None, dpool: torch.Tensor | None) -> Any:
+        x, run, weight1, weight2, packed, gamma1, gamma2, y1, norm1, y2, norm2 = ctx.saved_tensors
+        launch = _Launch(x, ctx.tiles)
+        dout = torch.zeros_like(x) if dout is None else per_pixel(dout)
+        dpool = None if dpool is None else dpool.contiguous()
+        dz2, sums, drun = launch.mix_gradient(dout, dpool, y2, norm2, run)
+        back2, dgamma2, dbeta2 = launch.norm_gradient(sums, gamma2, norm2)
+        dweight2 = launch.weight_gradient(y1, norm1, dz2, y2, back2, weight2)
+        dz1, sums = launch.conv(
+            dz2,
+            packed[1, 1],
+            read=_GRADIENT,
+            write=_MASKED,
+            source_y=y2,
+            source_coefficients=back2,
+            y=y1,
+            coefficients=norm1,
+        )
+        back1, dgamma1, dbeta1 = launch.norm_gradient(sums, gamma1, norm1)
+        dweight1 = launch.weight_gradient(x, None, dz1, y1, back1, weight1)
+        dx, _ = launch.conv(
+            dz1,
+            packed[0, 1],
+            read=_GRADIENT,
+            write=_RESIDUAL,
+            source_y=y1,
+            source_coefficients=back1,
+            dz=dz2,
+            dout=dout,
+            dpool=dpool,
+            run=run,
+        )
+        return dx, drun, dweight1, dgamma1, dbeta1, dweight2, dgamma2, dbeta2, None, None, None

@@ -1,0 +1,92 @@
+"""`routed_step` through fused kernels, for the blocks they were made for; every other block takes the usual way.
+
+The mean over pixels that a block's kernels leave beside its output is what the next block's router pools, so it is
+kept from one call to the next.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from codinet.backbones import BasicBlock, Block
+from codinet.kernels import tiles
+from codinet.kernels.block import BlockTensors, NormBuffers, routed_block
+from codinet.kernels.router import fc_scores
+from codinet.model import RoutedStep
+from codinet.relaxation import Decide
+from codinet.routers import FCRouter, Router, State
+
+
+class FusedStep:
+    """A stand-in for `model.routed_step`."""
+
+    def __init__(self, rest: RoutedStep, *, compile: Callable[..., Any] = lambda function: function) -> None:
+        """`rest` serves the blocks that the kernels do not take; what is left to torch goes through `compile`."""
+        self.rest = rest
+        self.decide = compile(_decide)
+        self.last: tuple[torch.Tensor, torch.Tensor] | None = None  # a block's output, and its mean over pixels
+
+    def __call__(
+        self,
+        block: Block,
+        router: Router | None,
+        x_BCHW: torch.Tensor,
+        state: State,
+        decide: Decide,
+        forced_B: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
+        if not takes(block, x_BCHW):
+            return self.rest(block, router, x_BCHW, state, decide, forced_B)
+        assert isinstance(block, BasicBlock)
+        if router is None:
+            scores_B2 = torch.zeros(len(x_BCHW), 2, device=x_BCHW.device)
+            decision_B = torch.ones_like(scores_B2[:, 0])
+        elif isinstance(router, FCRouter):
+            hidden, out = router.hidden, router.out
+            scores_B2 = fc_scores(self._pooled(x_BCHW), hidden.weight, hidden.bias, out.weight, out.bias)
+            decision_B = self.decide(decide, scores_B2)
+        else:
+            scores_B2, state = router(x_BCHW, state)
+            scores_B2 = scores_B2.float()
+            decision_B = self.decide(decide, scores_B2)
+        decision_B = decision_B if forced_B is None else forced_B
+        static = router is None and forced_B is None
+        y_BCHW, pooled_BC = routed_block(x_BCHW, None if static else decision_B, _tensors(block))
+        self.last = y_BCHW, pooled_BC
+        return y_BCHW, scores_B2, decision_B, state
+
+    def _pooled(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        if self.last is not None and self.last[0] is x_BCHW:
+            return self.last[1]
+        return x_BCHW.mean(dim=(2, 3), dtype=torch.float32)
+
+
+def takes(block: Block, x_BCHW: torch.Tensor) -> bool:
+    """Whether the kernels can stand in for a block: one that keeps its shape, in training, in half precision."""
+    if type(block) is not BasicBlock or block.stride != 1 or block.grown != 0 or not block.training:
+        return False
+    plain = all(type(norm) is torch.nn.BatchNorm2d for norm in (block.bn1, block.bn2))
+    return plain and x_BCHW.dtype != torch.float32 and tiles.fits(*x_BCHW.shape[1:])
+
+
+def _decide(decide: Decide, scores_B2: torch.Tensor) -> torch.Tensor:
+    return decide(scores_B2)
+
+
+def _tensors(block: BasicBlock) -> BlockTensors:
+    (one, norm1), (two, norm2) = (block.conv1, block.bn1), (block.conv2, block.bn2)
+    return BlockTensors(
+        *(one.weight, norm1.weight, norm1.bias),
+        *(two.weight, norm2.weight, norm2.bias),
+        _buffers(norm1),
+        _buffers(norm2),
+    )
+
+
+def _buffers(norm: torch.nn.BatchNorm2d) -> NormBuffers:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    assert norm.momentum is not None
+    return NormBuffers(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum, norm.eps)

@@ -1,0 +1,127 @@
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from codinet.bench import training
+from codinet.bench.training import MODES, Build, Go, TrainSetting, measure_training, pick_modes
+from codinet.errors import UserError
+from codinet.train.step import SUMS, Speed, Step
+
+CPU = torch.device("cpu")
+SMALL = TrainSetting("resnet20", 2, 2, CPU, amp=False)
+
+
+def test_which_modes() -> None:
+    assert pick_modes((), CPU) == ["eager"]
+    assert pick_modes((), torch.device("cuda")) == list(MODES)
+    assert pick_modes(("compiled", "eager", "compiled"), CPU) == ["compiled", "eager"]
+    with pytest.raises(UserError, match="graph needs a CUDA device"):
+        pick_modes(("graph",), CPU)
+    with pytest.raises(UserError, match="perhaps you meant eager"):
+        pick_modes(("eagre",), CPU)
+
+
+def test_rows_fit_together() -> None:
+    static, routed = measure_training(SMALL, ["eager"], rounds=2)
+    assert (static["routed"], routed["routed"]) == (False, True)
+    for row in (static, routed):
+        assert (row["arch"], row["mode"], row["device"], row["precision"]) == ("resnet20", "eager", "cpu", "float32")
+        assert row["inputs_per_step"] == 4
+        assert row["inputs_per_s"] == pytest.approx(4 / (row["ms_per_step"] / 1e3))
+        assert row["against_eager"] == 1
+        assert row["peak_mb"] > 2.2  # weights and momentum alone
+        assert 0.1 < row["conv_share"] < 1
+    assert static["against_static"] == 1
+    assert 0.5 < routed["against_static"] < 5
+    assert routed["conv_share"] < static["conv_share"]
+
+
+def test_every_loss_and_the_controller_are_on() -> None:
+    step = training._step(TrainSetting("resnet20", 3, 2, CPU, amp=False, router="rnn"), Speed(), routed=True)
+    assert step.controller is not None
+    before = step.controller.cost.clone()
+    step()
+    sums = dict(zip(SUMS, step.sums.tolist(), strict=True))
+    assert step.acting
+    assert all(sums[name] != 0 for name in ("classification", "diversity", "cost", "decay", "gamma"))
+    assert step.losses.alpha > 0  # untrained views need not differ by more than the margin
+    assert step.controller.cost != before
+    assert len(step.index_L.unique()) == 3
+    static = training._step(SMALL, Speed(), routed=False)
+    assert static.controller is None
+    assert not static.acting
+
+
+def test_the_published_size_and_number_of_classes() -> None:
+    step = training._step(TrainSetting("resnet50", 2, 2, CPU, amp=False), Speed(), routed=True)
+    assert step.data.images_NCHW.shape == (4, 3, 224, 224)
+    assert step.model.get_parameter("fc.weight").shape[0] == 1000
+    assert step.pad == 28
+
+
+@pytest.fixture
+def quick_modes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the modes by some that do as they are told in place of the step."""
+
+    def replace(**modes: Callable[[], Any]) -> None:
+        def made(go: Callable[[], Any]) -> Callable[[Build], tuple[Step, Go]]:
+            return lambda build: (build(Speed()), go)
+
+        monkeypatch.setattr(training, "MODES", {name: made(go) for name, go in modes.items()})
+
+    return replace
+
+
+def test_a_mode_is_a_name_and_a_function(quick_modes: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def taking(seconds: float) -> Callable[[], None]:
+        def go() -> None:
+            nonlocal now
+            now += seconds
+
+        return go
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    quick_modes(eager=taking(0.03), swift=taking(0.01))
+    rows = measure_training(SMALL, pick_modes(("swift", "eager"), CPU), rounds=2, steps=3)
+    assert [(row["mode"], row["routed"]) for row in rows] == [
+        *(("swift", False), ("swift", True), ("eager", False), ("eager", True))
+    ]
+    assert rows[0]["ms_per_step"] == pytest.approx(10)
+    assert rows[0]["inputs_per_s"] == pytest.approx(400)
+    assert [row["against_eager"] for row in rows] == pytest.approx([1 / 3, 1 / 3, 1, 1])
+    (alone, _) = measure_training(SMALL, ["swift"], rounds=1)
+    assert alone["against_eager"] is None
+
+
+def test_networks_take_turns(quick_modes: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    quick_modes(a=lambda: log.append("a"), b=lambda: log.append("b"))
+    monkeypatch.setattr(training, "conv_share", lambda *_: None)
+    monkeypatch.setattr(training, "peak_mb", lambda call, _device: call())
+    measure_training(SMALL, ["a", "b"], rounds=4)
+    assert "".join(log)[-16:] == "aabb" + "abba" + "bbaa" + "baab"
+
+
+def test_what_a_mode_cannot_do_is_said(quick_modes: Callable[..., None]) -> None:
+    def fail(error: Exception) -> Callable[[], None]:
+        def go() -> None:
+            raise error
+
+        return go
+
+    quick_modes(
+        compiled=fail(RuntimeError("no compiler\nand much more")),
+        large=fail(torch.OutOfMemoryError("out of memory")),
+        eager=fail(RuntimeError("a bug")),
+    )
+    with pytest.raises(UserError, match=r"^The mode compiled does not work here \(no compiler\); leave it out"):
+        measure_training(SMALL, ["compiled"], rounds=1)
+    with pytest.raises(UserError, match="too small for steps of 2 images in 2 views; use a smaller --batch"):
+        measure_training(SMALL, ["large"], rounds=1)
+    with pytest.raises(RuntimeError, match="a bug"):
+        measure_training(SMALL, ["eager"], rounds=1)

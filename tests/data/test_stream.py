@@ -1,0 +1,195 @@
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+
+from codinet import cli
+from codinet.config import RunConfig
+from codinet.data import Dataset, memory
+from codinet.data.folder import load_folder
+from codinet.data.resident import Resident
+from codinet.data.stream import Stream, count_workers, lost_workers
+from codinet.errors import UserError
+from codinet.train import loop
+from codinet.train.reporting import Reporter
+
+CPU = torch.device("cpu")
+T = TypeVar("T")
+SameRun = Callable[[Path, Path], None]
+BATCHES = [torch.tensor([5, 0, 5]), torch.tensor([2, 9, 1]), torch.tensor([3, 4, 6])]
+
+
+@pytest.fixture
+def pictures(image_folder: Callable[..., Path]) -> Path:
+    return image_folder(per_class=10)
+
+
+@pytest.fixture
+def lazy(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    return load_folder(pictures)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["few", "lazy"])
+def test_a_step_is_given_what_a_resident_split_would_give(
+    kind: str, workers: int, request: pytest.FixtureRequest
+) -> None:
+    data: Dataset = request.getfixturevalue(kind)
+    stream = Stream(data.train, data, CPU, workers=workers)
+    window = stream.window(3)
+    where = window.images_NCHW.data_ptr(), window.labels_N.data_ptr()
+    expected = data.train.subset(torch.cat(BATCHES))
+    resident = Resident(expected.images_NCHW[:], expected.labels_N, stream.mean_C, stream.std_C)
+    given = [window.take(index_L) for index_L in stream.deliver(iter(BATCHES))]
+    wanted = [resident.take(torch.arange(start, start + 3)) for start in (0, 3, 6)]
+    assert len(given) == 3
+    for (images, labels), (own_images, own_labels) in zip(given, wanted, strict=True):
+        assert torch.equal(images, own_images)
+        assert torch.equal(labels, own_labels)
+    assert stream.window(3) is window
+    assert (window.images_NCHW.data_ptr(), window.labels_N.data_ptr()) == where  # a captured step reads these
+
+
+def test_everything_once_in_order(few: Dataset) -> None:
+    stream, resident = Stream(few.test, few, CPU), Resident.of(few.test, few, CPU)
+    assert len(stream) == 40
+    for mine, theirs in zip(stream.batches(15), resident.batches(15), strict=True):
+        assert torch.equal(mine[0], theirs[0])
+        assert torch.equal(mine[1], theirs[1])
+
+
+def test_random_numbers_are_untouched(few: Dataset) -> None:
+    stream = Stream(few.train, few, CPU, workers=1)
+    stream.window(3)
+    before = torch.get_rng_state()
+    assert len(list(stream.deliver(BATCHES))) == 3
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_damaged_file_is_named(lazy: Dataset, pictures: Path) -> None:
+    file = pictures / "cat" / "001.png"
+    file.write_bytes(file.read_bytes()[:-30])
+    stream = Stream(lazy.train, lazy, CPU, workers=1)
+    with pytest.raises(UserError, match=r"cat.001\.png is damaged or cut short") as said:
+        list(stream.batches(4))
+    assert len(str(said.value).splitlines()) == 1
+
+
+def test_a_worker_that_dies_is_told_and_the_rest_end(few: Dataset) -> None:
+    stream = Stream(few.train, few, CPU, workers=2)
+    stream.window(3)
+    before = set(multiprocessing.active_children())
+    delivered = stream.deliver(BATCHES * 1000)
+    next(delivered)
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == 2
+    os.kill(next(iter(workers)).pid or 0, signal.SIGKILL)
+    with pytest.raises(UserError, match=r"^A process that loads images has ended \(.*\), perhaps"), lost_workers():
+        list(delivered)
+    del delivered
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="something else"), lost_workers():
+        raise RuntimeError("something else")
+
+
+def test_workers_are_shared_out_among_neighbours(few: Dataset, lazy: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "another")
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert (count_workers(lazy.train), count_workers(few.train)) == (8, 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert (count_workers(lazy.train), count_workers(few.train)) == (3, 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert (count_workers(lazy.train), count_workers(few.train)) == (1, 1)
+
+
+class Stopped(Exception):  # noqa: N818
+    """What a test raises to stop a run."""
+
+
+class Stopping(Reporter):
+    """Stops the run at its sixth step."""
+
+    steps = 0
+
+    def advance(self) -> None:
+        self.steps += 1
+        if self.steps == 6:
+            raise Stopped
+
+
+def test_training_is_the_same_bit_for_bit(
+    tmp_path: Path, small_run: RunConfig, few: Dataset, assert_same_run: SameRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop.train(tmp_path / "resident", small_run, few, device=CPU, loader="resident")
+    loop.train(tmp_path / "stream", small_run, few, device=CPU, loader="stream")
+    assert_same_run(tmp_path / "resident", tmp_path / "stream")
+    monkeypatch.setattr(loop, "SAVE_SECONDS", -1)  # so that it stops, and goes on, in the midst of an epoch
+    with contextlib.suppress(Stopped):
+        loop.train(tmp_path / "both", small_run, few, device=CPU, loader="resident", reporter=Stopping())
+    assert not (tmp_path / "both" / "evaluation.json").exists()
+    loop.train(tmp_path / "both", small_run, few, device=CPU, loader="stream", resume=True)
+    assert_same_run(tmp_path / "resident", tmp_path / "both")
+
+
+def test_a_folder_larger_than_memory_trains_to_the_same_end(
+    tmp_path: Path,
+    pictures: Path,
+    train_words: Callable[..., list[str]],
+    assert_same_run: SameRun,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--batch", "8", "--image-size", "8"]
+    assert cli.main(train_words(tmp_path / "whole", *words, source=pictures)) == 0
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    assert cli.main(train_words(tmp_path / "lazy", *words, source=pictures)) == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "lazy")
+    capsys.readouterr()
+    assert cli.main(["eval", str(tmp_path / "lazy"), "--device", "cpu", "--json"]) == 0
+    assert '"n": 4' in capsys.readouterr().out
+    file = pictures / "dog" / "004.png"
+    file.write_bytes(file.read_bytes()[:-30])
+    assert cli.main(train_words(tmp_path / "damaged", *words, source=pictures)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "004.png is damaged or cut short" in captured.err.splitlines()[-1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+def test_a_killed_run_leaves_no_workers(tmp_path: Path, train_words: Callable[..., list[str]]) -> None:
+    words = train_words(tmp_path / "run", "--epochs", "500", "--loader", "stream")
+    with subprocess.Popen(
+        [sys.executable, "-m", "codinet", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:
+        children = _until(lambda: _children(run.pid))
+        assert children
+        run.kill()
+    assert _until(lambda: not any(Path(f"/proc/{child}/exe").exists() for child in children))
+
+
+def _children(process: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _until(found: Callable[[], T], seconds: float = 30) -> T:
+    """What it finds in the end, even if that is nothing after a long time."""
+    deadline = time.monotonic() + seconds
+    while not (answer := found()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return answer
