@@ -330,12 +330,15 @@ def test_kernels_that_fail_are_told_and_left_out_alone(
         raise ValueError("too large for this chip\nand more")
 
     pytest.importorskip("triton")
-    compiled: list[str] = []
+    listener, compiled = Listener(), []
+
+    def compile() -> Speed:
+        compiled.append("yes")
+        return Speed()
+
     monkeypatch.setattr(accelerate, "fused", fail)
-    monkeypatch.setattr(accelerate, "compiled", lambda: compiled.append("yes") or Speed())
-    listener = Listener()
-    means = {"compile": True, "amp": True, "kernels": True}
-    loop.train(tmp_path / "run", small_run, few, device=CPU, reporter=listener, **means)
+    monkeypatch.setattr(accelerate, "compiled", compile)
+    loop.train(tmp_path / "run", small_run, few, device=CPU, compile=True, amp=True, kernels=True, reporter=listener)
     assert listener.warnings == ["The fused kernels failed (too large for this chip); going on without."]
     assert compiled
 
