@@ -11,11 +11,15 @@ import torch
 import triton
 from torch.nn import functional as F
 
+from codinet.kernels import conv
 from codinet.kernels.conv import add_weights, conv3x3, conv3x3_weight
 from codinet.kernels.mix import mix_backward, mix_forward
 from codinet.kernels.norm import CHANNELS, norm_backward, norm_forward
 from codinet.kernels.pack import pack
 from codinet.kernels.tiles import Tiles, choose, per_pixel, programs
+
+_PLAIN, _ACTIVATED, _GRADIENT = conv.PLAIN.value, conv.ACTIVATED.value, conv.GRADIENT.value
+_FEATURES, _MASKED, _RESIDUAL = conv.FEATURES.value, conv.MASKED.value, conv.RESIDUAL.value
 
 
 class NormBuffers(NamedTuple):
@@ -115,7 +119,6 @@ class _Launch:
             PAIR=tiles.pair,
             READ=read,
             WRITE=write,
-            UNROLL=tiles.unroll,
             ROUTED=run is not None,
             POOLED=dpool is not None,
             num_warps=tiles.warps,
@@ -141,7 +144,6 @@ class _Launch:
             IMAGES=tiles.weight_images,
             PAIR=tiles.weight_pair,
             READ=_PLAIN if source_coefficients is None else _ACTIVATED,
-            SWAP=tiles.weight_swap,
             num_warps=tiles.weight_warps,
             num_stages=1,
         )
@@ -224,10 +226,6 @@ class _Launch:
 
     def _pixels(self) -> int:
         return min(self.height * self.width, 2048 // self.channels)
-
-
-_PLAIN, _ACTIVATED, _GRADIENT = 0, 1, 2
-_FEATURES, _MASKED, _RESIDUAL = 0, 1, 2
 
 
 class _RoutedBlock(torch.autograd.Function):

@@ -33,106 +33,6 @@ def _read(x, y, mask, c0, c1, c2, READ: tl.constexpr):
 
 
 @triton.jit
-def _turn(
-    row,
-    above,  # sums of the rows above, at and (returned) below this one
-    here,
-    x0,
-    y0,
-    x1,
-    y1,
-    x2,
-    y2,
-    sum1,
-    sum2,
-    top,
-    in_ptr,
-    in_y_ptr,
-    out_ptr,
-    y_ptr,
-    dz_ptr,
-    dout_ptr,
-    offset,
-    own,
-    live,
-    left,
-    right,
-    c0,
-    c1,
-    c2,
-    scale,
-    shift,
-    skipped,
-    dpool,
-    w0,
-    w1,
-    w2,
-    w0b,
-    w1b,
-    w2b,
-    w0c,
-    w1c,
-    w2c,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAIR: tl.constexpr,
-    READ: tl.constexpr,
-    WRITE: tl.constexpr,
-    ROUTED: tl.constexpr,
-):
-    """Read a row into the three rows it takes part in, and write the one above, which has now seen all of its rows."""
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
-    inside = (row >= 0) & (row < H)
-    line = row * (W * C)
-    spot = own + (line - W * C)
-    full = live & (row > top) & (row <= top + ROWS)
-    # Everything this turn writes with and the next one reads is asked for before the products begin.
-    if WRITE == MASKED:
-        y = tl.load(y_ptr + spot, mask=full, other=0.0)
-    if WRITE == RESIDUAL:
-        dz = tl.load(dz_ptr + spot, mask=full, other=0.0)
-        if ROUTED:
-            dout = tl.load(dout_ptr + spot, mask=full, other=0.0)
-    more = (row + 1 < H) & (row < top + ROWS)
-    x = _read(x0, y0, left & inside, c0, c1, c2, READ)
-    x0, y0 = _fetch(in_ptr, in_y_ptr, offset + (line + W * C), left & more, READ)
-    above = tl.dot(x, w2, above, input_precision="ieee")
-    here = tl.dot(x, w1, here, input_precision="ieee")
-    below = tl.dot(x, w0, input_precision="ieee")
-    if PAIR == 1:
-        x = _read(x1, y1, live & inside, c0, c1, c2, READ)
-        x1, y1 = _fetch(in_ptr, in_y_ptr, offset + (line + W * C + C), live & more, READ)
-        above = tl.dot(x, w2b, above, input_precision="ieee")
-        here = tl.dot(x, w1b, here, input_precision="ieee")
-        below = tl.dot(x, w0b, below, input_precision="ieee")
-        x = _read(x2, y2, right & inside, c0, c1, c2, READ)
-        x2, y2 = _fetch(in_ptr, in_y_ptr, offset + (line + W * C + 2 * C), right & more, READ)
-        above = tl.dot(x, w2c, above, input_precision="ieee")
-        here = tl.dot(x, w1c, here, input_precision="ieee")
-        below = tl.dot(x, w0c, below, input_precision="ieee")
-    if WRITE == FEATURES:
-        out = above.to(dtype)
-        tl.store(out_ptr + spot, out, mask=full)
-        f = tl.where(full, out.to(tl.float32), 0.0)
-        sum1 += f
-        sum2 += f * f
-    elif WRITE == MASKED:
-        f = y.to(tl.float32)
-        out = tl.where(full & (f * scale + shift > 0), above, 0.0).to(dtype)
-        tl.store(out_ptr + spot, out, mask=full)
-        sum1 += out.to(tl.float32)
-        sum2 += out.to(tl.float32) * f
-    else:
-        dx = above + dz.to(tl.float32)
-        if ROUTED:
-            dx += skipped * (dout.to(tl.float32) + dpool)
-        tl.store(out_ptr + spot, dx.to(dtype), mask=full)
-    return here, below, x0, y0, x1, y1, x2, y2, sum1, sum2
-
-
-@triton.jit
 def conv3x3(
     in_ptr,  # features, or gradients after the BatchNorm
     in_y_ptr,  # GRADIENT: what went into that BatchNorm
@@ -155,10 +55,10 @@ def conv3x3(
     PAIR: tl.constexpr,
     READ: tl.constexpr,
     WRITE: tl.constexpr,
-    UNROLL: tl.constexpr,
     ROUTED: tl.constexpr,
     POOLED: tl.constexpr,
 ):
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
     GROUPS: tl.constexpr = W // PAIR
     WINDOW: tl.constexpr = 4 if PAIR == 2 else 1
     program = tl.program_id(0)
@@ -178,13 +78,12 @@ def conv3x3(
         c1 = tl.load(in_coefficients_ptr + C + k % C)[None, :]
     if READ == GRADIENT:
         c2 = tl.load(in_coefficients_ptr + 2 * C + k % C)[None, :]
-    scale = tl.zeros([PAIR * C], tl.float32)[None, :]
-    shift, skipped, dpool = scale, scale, scale
     if WRITE == MASKED:
         scale = tl.load(y_coefficients_ptr + o % C)[None, :]
         shift = tl.load(y_coefficients_ptr + C + o % C)[None, :]
     if WRITE == RESIDUAL and ROUTED:
         skipped = 1 - tl.load(run_ptr + image, mask=live, other=1.0)[:, None]
+        dpool = 0.0
         if POOLED:
             dpool = tl.load(dpool_ptr + image[:, None] * C + (o % C)[None, :], mask=live[:, None], other=0.0) / (H * W)
 
@@ -192,7 +91,6 @@ def conv3x3(
     weights = weights_ptr + k[:, None] * (PAIR * C) + o[None, :]
     if PAIR == 2:
         w0, w1, w2 = tl.load(weights), tl.load(weights + TILE), tl.load(weights + 2 * TILE)
-        w0b, w1b, w2b, w0c, w1c, w2c = w0, w1, w2, w0, w1, w2
     else:
         w0, w0b, w0c = tl.load(weights), tl.load(weights + TILE), tl.load(weights + 2 * TILE)
         w1, w1b, w1c = tl.load(weights + 3 * TILE), tl.load(weights + 4 * TILE), tl.load(weights + 5 * TILE)
@@ -211,35 +109,65 @@ def conv3x3(
     sum2 = tl.zeros([IMAGES * GROUPS, PAIR * C], tl.float32)
     # The row over the image is zeros: where a program has all rows, it begins with the first.
     first = top - (0 if ROWS == H else 1)
-    TURNS: tl.constexpr = ROWS + (1 if ROWS == H else 2)
     begin = offset + first * (W * C)
     x0, y0 = _fetch(in_ptr, in_y_ptr, begin, left & (first >= 0), READ)
-    x1, y1, x2, y2 = x0, y0, x0, y0
     if PAIR == 1:
         x1, y1 = _fetch(in_ptr, in_y_ptr, begin + C, live & (first >= 0), READ)
         x2, y2 = _fetch(in_ptr, in_y_ptr, begin + 2 * C, right & (first >= 0), READ)
-    # Three turns at a time leave the three rows of sums in their registers. Where they change places every turn,
-    # each product of a warp group has to wait for the one before it.
-    for some in range((TURNS + UNROLL - 1) // UNROLL):
-        for step in tl.static_range(UNROLL):
-            above, here, x0, y0, x1, y1, x2, y2, sum1, sum2 = _turn(
-                first + UNROLL * some + step,
-                *(above, here, x0, y0, x1, y1, x2, y2, sum1, sum2, top),
-                *(in_ptr, in_y_ptr, out_ptr, y_ptr, dz_ptr, dout_ptr, offset, own, live, left, right),
-                *(c0, c1, c2, scale, shift, skipped, dpool, w0, w1, w2, w0b, w1b, w2b, w0c, w1c, w2c),
-                *(H, W, C, ROWS, PAIR, READ, WRITE, ROUTED),
-            )
+    for turn in range(ROWS + (1 if ROWS == H else 2)):
+        row = first + turn
+        inside = (row >= 0) & (row < H)
+        line = row * (W * C)
+        spot = own + (line - W * C)
+        full = live & (row > top) & (row <= top + ROWS)
+        # What this turn writes with and the next one reads is asked for before the products begin.
+        if WRITE == MASKED:
+            y = tl.load(y_ptr + spot, mask=full, other=0.0)
+        if WRITE == RESIDUAL:
+            dz = tl.load(dz_ptr + spot, mask=full, other=0.0)
+            if ROUTED:
+                dout = tl.load(dout_ptr + spot, mask=full, other=0.0)
+        more = (row + 1 < H) & (row < top + ROWS)
+        x = _read(x0, y0, left & inside, c0, c1, c2, READ)
+        x0, y0 = _fetch(in_ptr, in_y_ptr, offset + (line + W * C), left & more, READ)
+        above = tl.dot(x, w2, above, input_precision="ieee")
+        here = tl.dot(x, w1, here, input_precision="ieee")
+        below = tl.dot(x, w0, input_precision="ieee")
+        if PAIR == 1:
+            x = _read(x1, y1, live & inside, c0, c1, c2, READ)
+            x1, y1 = _fetch(in_ptr, in_y_ptr, offset + (line + W * C + C), live & more, READ)
+            above = tl.dot(x, w2b, above, input_precision="ieee")
+            here = tl.dot(x, w1b, here, input_precision="ieee")
+            below = tl.dot(x, w0b, below, input_precision="ieee")
+            x = _read(x2, y2, right & inside, c0, c1, c2, READ)
+            x2, y2 = _fetch(in_ptr, in_y_ptr, offset + (line + W * C + 2 * C), right & more, READ)
+            above = tl.dot(x, w2c, above, input_precision="ieee")
+            here = tl.dot(x, w1c, here, input_precision="ieee")
+            below = tl.dot(x, w0c, below, input_precision="ieee")
+        # The row above has now seen all three of its rows.
+        if WRITE == FEATURES:
+            out = above.to(dtype)
+            tl.store(out_ptr + spot, out, mask=full)
+            f = tl.where(full, out.to(tl.float32), 0.0)
+            sum1 += f
+            sum2 += f * f
+        elif WRITE == MASKED:
+            f = y.to(tl.float32)
+            out = tl.where(full & (f * scale + shift > 0), above, 0.0).to(dtype)
+            tl.store(out_ptr + spot, out, mask=full)
+            sum1 += out.to(tl.float32)
+            sum2 += out.to(tl.float32) * f
+        else:
+            dx = above + dz.to(tl.float32)
+            if ROUTED:
+                dx += skipped * (dout.to(tl.float32) + dpool)
+            tl.store(out_ptr + spot, dx.to(dtype), mask=full)
+        above = here
+        here = below
     if WRITE != RESIDUAL:
         place = sums_ptr + program * (2 * PAIR * C) + o
         tl.store(place, tl.sum(sum1, axis=0))
         tl.store(place + PAIR * C, tl.sum(sum2, axis=0))
-
-
-@triton.jit
-def _gram(x, d, total, SWAP: tl.constexpr):
-    if SWAP:
-        return tl.dot(tl.trans(d), x, total, input_precision="ieee")
-    return tl.dot(tl.trans(x), d, total, input_precision="ieee")
 
 
 @triton.jit
@@ -257,7 +185,6 @@ def conv3x3_weight(
     IMAGES: tl.constexpr,
     PAIR: tl.constexpr,
     READ: tl.constexpr,
-    SWAP: tl.constexpr,
 ):
     dtype: tl.constexpr = in_ptr.dtype.element_ty
     GROUPS: tl.constexpr = W // PAIR
@@ -277,11 +204,9 @@ def conv3x3_weight(
     at = column[:, None] - 1 + (k // C)[None, :]
     left = (at >= 0) & (at < W)
 
-    A: tl.constexpr = PAIR * C if SWAP else WINDOW * C
-    B: tl.constexpr = WINDOW * C if SWAP else PAIR * C
-    g0 = tl.zeros([A, B], tl.float32)
-    g1 = tl.zeros([A, B], tl.float32)
-    g2 = tl.zeros([A, B], tl.float32)
+    g0 = tl.zeros([WINDOW * C, PAIR * C], tl.float32)
+    g1 = tl.zeros([WINDOW * C, PAIR * C], tl.float32)
+    g2 = tl.zeros([WINDOW * C, PAIR * C], tl.float32)
     if PAIR == 1:
         g0b = tl.zeros([C, C], tl.float32)
         g1b = tl.zeros([C, C], tl.float32)
@@ -299,7 +224,7 @@ def conv3x3_weight(
     dz, y = _fetch(dz_ptr, y_ptr, own, alive, GRADIENT)
     d_here = normalised_gradient(dz, y, alive, a, b, c)
     dz, y = _fetch(dz_ptr, y_ptr, own + W * C, alive, GRADIENT)
-    border = left & live[:, None]
+    border = left & alive
     edge = alive & (column[:, None] + 1 < W)
     x0 = tl.load(in_ptr + offset, mask=border, other=0.0)
     if PAIR == 1:
@@ -310,28 +235,26 @@ def conv3x3_weight(
         more = row + 1 < H
         d_below = normalised_gradient(dz, y, alive & more, a, b, c)
         dz, y = _fetch(dz_ptr, y_ptr, own + (line + W * C), alive & (row + 2 < H), GRADIENT)
-        x = activated(x0, border, c0, c1, READ == ACTIVATED)
+        x = tl.trans(activated(x0, border, c0, c1, READ == ACTIVATED))
         x0 = tl.load(in_ptr + offset + line, mask=border & more, other=0.0)
-        g0 = _gram(x, d_below, g0, SWAP)
-        g1 = _gram(x, d_here, g1, SWAP)
-        g2 = _gram(x, d_above, g2, SWAP)
+        g0 = tl.dot(x, d_below, g0, input_precision="ieee")
+        g1 = tl.dot(x, d_here, g1, input_precision="ieee")
+        g2 = tl.dot(x, d_above, g2, input_precision="ieee")
         if PAIR == 1:
-            x = activated(x1, alive, c0, c1, READ == ACTIVATED)
+            x = tl.trans(activated(x1, alive, c0, c1, READ == ACTIVATED))
             x1 = tl.load(in_ptr + offset + (line + C), mask=alive & more, other=0.0)
-            g0b = _gram(x, d_below, g0b, SWAP)
-            g1b = _gram(x, d_here, g1b, SWAP)
-            g2b = _gram(x, d_above, g2b, SWAP)
-            x = activated(x2, edge, c0, c1, READ == ACTIVATED)
+            g0b = tl.dot(x, d_below, g0b, input_precision="ieee")
+            g1b = tl.dot(x, d_here, g1b, input_precision="ieee")
+            g2b = tl.dot(x, d_above, g2b, input_precision="ieee")
+            x = tl.trans(activated(x2, edge, c0, c1, READ == ACTIVATED))
             x2 = tl.load(in_ptr + offset + (line + 2 * C), mask=edge & more, other=0.0)
-            g0c = _gram(x, d_below, g0c, SWAP)
-            g1c = _gram(x, d_here, g1c, SWAP)
-            g2c = _gram(x, d_above, g2c, SWAP)
+            g0c = tl.dot(x, d_below, g0c, input_precision="ieee")
+            g1c = tl.dot(x, d_here, g1c, input_precision="ieee")
+            g2c = tl.dot(x, d_above, g2c, input_precision="ieee")
         d_above = d_here
         d_here = d_below
     TILE: tl.constexpr = WINDOW * C * PAIR * C
     spot = k[:, None] * (PAIR * C) + o[None, :]
-    if SWAP:
-        spot = k[None, :] * (PAIR * C) + o[:, None]
     out = out_ptr + tl.program_id(0) * ((9 if PAIR == 1 else 3) * TILE)
     if PAIR == 2:
         tl.store(out + spot, g0)

@@ -22,20 +22,18 @@ class Tiles:
     images: int  # images of a program
     rows: int  # output rows of a program
     warps: int
-    unroll: int  # rows that are taken in one turn of the loop: 3, or 1
     weight_pair: int  # the same for the weight gradient, whose programs take all rows
     weight_images: int
     weight_warps: int
-    weight_swap: bool  # gradient by features instead of features by gradient
 
 
 def choose(channels: int, height: int, width: int) -> Tiles:
     """What was fastest on an H200 for each width, as `tuning` measures it."""
     if channels == 16:
-        return Tiles(2, _images(64, 2, width), min(height, 16), 4, 3, 2, _images(64, 2, width), 4, False)
+        return Tiles(2, _images(64, 2, width), min(height, 16), 4, 2, _images(64, 2, width), 4)
     if channels == 32:
-        return Tiles(1, _images(64, 1, width), min(height, 8), 4, 1, 2, _images(64, 2, width), 8, False)
-    return Tiles(1, _images(32, 1, width), min(height, 8), 4, 1, 1, _images(64, 1, width), 8, False)
+        return Tiles(1, _images(64, 1, width), min(height, 16), 4, 2, _images(64, 2, width), 8)
+    return Tiles(1, _images(32, 1, width), min(height, 8), 4, 1, _images(64, 1, width), 8)
 
 
 def _images(lines: int, pair: int, width: int) -> int:

@@ -39,10 +39,10 @@ def microseconds(call: Callable[[int], object]) -> float:
     return min(times)
 
 
-CONVOLUTIONS = {  # pair, lines of a product, rows, warps, unroll
-    16: [(2, 64, 16, 4, 1), (2, 64, 16, 4, 3), (2, 64, 16, 8, 3), (2, 64, 32, 4, 3), (2, 32, 16, 2, 1)],
-    32: [(1, 64, 8, 4, 1), (1, 64, 16, 4, 1), (1, 64, 16, 4, 3), (2, 64, 16, 8, 3), (2, 32, 16, 4, 1)],
-    64: [(1, 32, 8, 4, 1), (1, 32, 8, 4, 3), (1, 32, 8, 8, 1), (1, 16, 8, 2, 1), (1, 16, 8, 4, 1)],
+CONVOLUTIONS = {  # pair, lines of a product, rows, warps
+    16: [(2, 64, 8, 4), (2, 64, 16, 4), (2, 64, 16, 8), (2, 64, 32, 4), (2, 32, 16, 2)],
+    32: [(1, 64, 8, 4), (1, 64, 16, 4), (2, 64, 16, 8), (2, 32, 16, 4)],
+    64: [(1, 32, 8, 4), (1, 32, 8, 8), (1, 16, 8, 2), (1, 16, 8, 4)],
 }
 WEIGHTS = {  # pair, lines, warps
     16: [(2, 64, 4), (2, 64, 8), (2, 32, 4)],
@@ -54,16 +54,14 @@ WEIGHTS = {  # pair, lines, warps
 def candidates(channels: int, height: int, width: int) -> Iterator[Tiles]:
     """Sizes for the convolutions; the weight gradient's stay as chosen."""
     base = choose(channels, height, width)
-    for pair, lines, rows, warps, unroll in CONVOLUTIONS[channels]:
-        yield replace(base, pair=pair, images=lines * pair // width, rows=rows, warps=warps, unroll=unroll)
+    for pair, lines, rows, warps in CONVOLUTIONS[channels]:
+        yield replace(base, pair=pair, images=lines * pair // width, rows=rows, warps=warps)
 
 
 def weight_candidates(channels: int, height: int, width: int) -> Iterator[Tiles]:
     base = choose(channels, height, width)
     for pair, lines, warps in WEIGHTS[channels]:
-        for swap in (False, True):
-            images = lines * pair // width
-            yield replace(base, weight_pair=pair, weight_images=images, weight_warps=warps, weight_swap=swap)
+        yield replace(base, weight_pair=pair, weight_images=lines * pair // width, weight_warps=warps)
 
 
 class Bench:
