@@ -20,6 +20,8 @@ from codinet.config import NetworkConfig, RunConfig, ScheduleConfig, resolve
 from codinet.data import Dataset, load
 from codinet.data.digits import load_digits
 from codinet.files import load_tensors
+from codinet.runs import RunFolder
+from codinet.zoo.add import add
 
 # Runs note their commit; asking git each time would be slow.
 os.environ.setdefault("CODINET_COMMIT", "tests")
@@ -91,6 +93,38 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, train_words: Callable
 def own_run(finished_run: Path, tmp_path: Path) -> Path:
     """A finished run folder to spoil."""
     return shutil.copytree(finished_run, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory, train_words: Callable[..., list[str]]) -> Path:
+    """A finished run on a data set that has a name; tests leave it as it is."""
+    out = tmp_path_factory.mktemp("zoo") / "run"
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(train_words(out, "--batch", "128", source="digits")) == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def stocked(tmp_path_factory: pytest.TempPathFactory, digits_run: Path) -> Path:
+    """The folder of a zoo that holds this run under the name digits-resnet20-06; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("zoo") / "weights"
+    add(RunFolder.open(digits_run), "digits-resnet20-06", Path(), device=torch.device("cpu"), into=folder)
+    return folder
+
+
+@pytest.fixture
+def zoo(stocked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A zoo to spoil, in the place of the package's own."""
+    folder = shutil.copytree(stocked, tmp_path / "zoo")
+    monkeypatch.setenv("CODINET_ZOO", str(folder))
+    return folder
+
+
+@pytest.fixture
+def empty_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No zoo, in the place of the package's own."""
+    monkeypatch.setenv("CODINET_ZOO", str(tmp_path / "none"))
+    return tmp_path / "none"
 
 
 @pytest.fixture(scope="session")

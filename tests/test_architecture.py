@@ -10,8 +10,8 @@ PACKAGE = Path(codinet.__file__).parent
 ROOMS = [  # a room may import from itself and from those before it
     *("errors", "records", "files", "environment", "kernels"),
     *("relaxation", "routers", "backbones", "model", "adopt", "cost", "losses"),
-    *("config", "presets", "data", "evaluate", "runs", "predict"),
-    *("train", "engines", "bench", "analysis", "report", "cli", "sweep", "explorer", "commands", "demo"),
+    *("config", "presets", "data", "evaluate", "runs", "zoo", "predict"),
+    *("train", "engines", "bench", "analysis", "report", "cli", "sweep", "results", "explorer", "commands", "demo"),
 ]
 
 

@@ -114,6 +114,15 @@ SETTINGS = [
     (["--holdout", "64"], "--holdout 64 leaves nothing of 64 training images", "hold out fewer"),
     (["--image-size", "16"], "few has images of 8×8", "leave the image size out"),
     (["--seed", "-1"], "--seed -1 is out of range", "from 0 to"),
+    (["--no-routed", "--budget", "0.5"], "--budget is about what routers run", "leave out one of them"),
+    (["--milestones", "30", "60"], "--milestones 30 60 are not rising shares", "such as 0.6 0.8"),
+    (["--milestones", "0.5", "--schedule", "cosine"], "--milestones are of --schedule multistep", "leave out one"),
+    (["--label-smoothing", "1"], "--label-smoothing 1 must lie in [0, 1)", "0.1 is usual"),
+    (["--ema", "1"], "--ema 1 must lie in [0, 1)", "0.999 is usual"),
+    (["--distill", "0.5"], "--distill 0.5 needs somebody to learn from", "give --teacher a run folder"),
+    (["--teacher", "no/run"], "--teacher teaches nothing", "give --distill a number"),
+    (["--teacher", "no/run", "--distill", "0.5"], "--teacher no/run cannot be used: There is no", "codinet train"),
+    (["--start", "no/run"], "--start no/run cannot be used: There is no run folder", "codinet train"),
     (["--device", "cuda:99"], "There is no device 'cuda:99'", "use --device cpu"),
 ]
 
@@ -319,6 +328,39 @@ def test_run_folders_that_cannot_be_used(
     sentence = refused(["eval", str(run)], capsys)
     assert cause in sentence
     assert way_out in sentence
+
+
+SOURCES = [case for case in RUNS if case[0] not in (config_with_another_network, data_moved_away)]
+
+
+@pytest.mark.parametrize("flag", ["--start", "--teacher"])
+@pytest.mark.parametrize(("spoil", "cause", "way_out"), SOURCES, ids=[spoil.__name__ for spoil, *_ in SOURCES])
+def test_runs_that_cannot_be_learnt_from(
+    flag: str, spoil: Callable[[Path], None], cause: str, way_out: str, place: Place, capsys: Said
+) -> None:
+    run = place.run()
+    spoil(run)
+    sentence = refused(place.train(flag, str(run), *(["--distill", "0.5"] if flag == "--teacher" else [])), capsys)
+    assert f"{flag} {run} cannot be used: " in sentence
+    assert cause in sentence
+    assert way_out in sentence
+    assert not (place.folder / "out").exists()
+
+
+def test_a_start_from_another_network(place: Place, capsys: Said) -> None:
+    sentence = refused(place.train("--start", str(place.finished), "--arch", "resnet32"), capsys)
+    assert "holds a resnet20 that does not fit this network" in sentence
+    assert "start from a run of the same architecture" in sentence
+    assert not (place.folder / "out").exists()
+
+
+def test_a_teacher_of_other_classes(place: Place, capsys: Said) -> None:
+    source = place.arrays(y_train=np.arange(64) % 3, y_test=np.arange(40) % 3)
+    words = place.train("--teacher", str(place.finished), "--distill", "0.5", source=source)
+    sentence = refused(words, capsys)
+    assert "The teacher knows 10 classes" in sentence
+    assert "mine has 3 classes" in sentence
+    assert not (place.folder / "out").exists()
 
 
 @pytest.mark.parametrize(

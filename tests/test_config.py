@@ -10,6 +10,7 @@ from codinet.backbones import ARCHITECTURES
 from codinet.config import (
     DEFAULT_BUDGET,
     DataConfig,
+    ExtraConfig,
     LossConfig,
     NetworkConfig,
     RunConfig,
@@ -29,8 +30,15 @@ CONFIGS = st.builds(
         NetworkConfig, arch=st.sampled_from(list(ARCHITECTURES)), routed=st.booleans(), tau=number | st.integers()
     ),
     losses=st.builds(LossConfig, budget=st.none() | number, gamma=st.none() | number, alpha=number, m_d=number),
-    schedule=st.builds(ScheduleConfig, epochs=st.integers(), batch=st.none() | st.integers(), lr=number),
+    schedule=st.builds(
+        ScheduleConfig,
+        epochs=st.integers(),
+        batch=st.none() | st.integers(),
+        lr=number,
+        milestones=st.lists(number | st.integers()).map(tuple),
+    ),
     seed=st.integers(),
+    extra=st.builds(ExtraConfig, ema=number, start=st.none() | st.text(), start_sha256=st.none() | st.text()),
 )
 
 
@@ -74,6 +82,23 @@ def test_a_missing_entry_is_named() -> None:
     values = to_dict(run())
     del values["network"]["router"]
     with pytest.raises(UserError, match=r"config.network .*entries router"):
+        from_dict(values)
+
+
+def test_a_config_from_before_these_options_has_none_of_them() -> None:
+    values = to_dict(run())
+    del values["extra"], values["schedule"]["milestones"]
+    assert from_dict(values) == run()
+    values["network"]["milestones"] = [0.5]  # where it never stood
+    with pytest.raises(UserError, match=r"config.network .*entries milestones"):
+        from_dict(values)
+
+
+@pytest.mark.parametrize("value", [0.5, ["a"], [True], None])
+def test_milestones_of_another_kind_do_not_fit(value: Any) -> None:
+    values = to_dict(run())
+    values["schedule"]["milestones"] = value
+    with pytest.raises(UserError, match=r"config.schedule.milestones holds"):
         from_dict(values)
 
 
@@ -131,6 +156,22 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"schedule": {"finetune_lr": -1.0}}, "above 0"),
         ({"schedule": {"momentum": 1.0}}, "--momentum 1"),
         ({"schedule": {"weight_decay": -1.0}}, "--weight-decay"),
+        ({"schedule": {"milestones": (0.8, 0.6)}}, "--milestones 0.8 0.6 are not rising shares"),
+        ({"schedule": {"milestones": (30.0, 60.0)}}, "--milestones 30 60 are not rising shares"),
+        ({"schedule": {"milestones": (float("nan"),)}}, "--milestones nan is not a finite number"),
+        ({"schedule": {"milestones": (0.5,), "schedule": "cosine"}}, "--milestones are of --schedule multistep"),
+        ({"network": {"routed": False}, "losses": {"budget": 0.5}}, "--budget is about what routers run"),
+        ({"network": {"routed": False}, "losses": {"gamma": 0.0}}, "--gamma is about what routers run"),
+        ({"extra": {"label_smoothing": 1.0}}, "--label-smoothing 1 must lie"),
+        ({"extra": {"label_smoothing": float("nan")}}, "--label-smoothing nan"),
+        ({"extra": {"ema": 1.0}}, "--ema 1 must lie"),
+        ({"extra": {"ema": -0.1}}, "--ema -0.1 must lie"),
+        ({"extra": {"distill": 0.5}}, "give --teacher a run folder"),
+        ({"extra": {"teacher": "run"}}, "give --distill a number"),
+        ({"extra": {"teacher": "run", "distill": 1.5}}, "--distill 1.5 is no share"),
+        ({"extra": {"teacher": "run", "distill": 0.5, "distill_temperature": 0.0}}, "--distill-temperature 0"),
+        ({"extra": {"start_sha256": "0"}}, "give --start too"),
+        ({"extra": {"teacher_sha256": "0"}}, "give --teacher too"),
         ({"data": {"holdout": -1}}, "--holdout"),
         ({"data": {"image_size": 4}}, "--image-size"),
         ({"seed": -1}, "--seed -1 is out of range"),
@@ -150,6 +191,9 @@ def test_values_that_cannot_work_are_refused(parts: dict[str, Any], words: str) 
         {"schedule": {"finetune": 0}},
         {"losses": {"budget": 1.0}},
         {"losses": {"gamma": 0.0}},
+        {"schedule": {"milestones": ()}},
+        {"extra": {"label_smoothing": 0.999, "ema": 0.9999, "teacher": "run", "distill": 1.0}},
+        {"network": {"routed": False}, "extra": {"ema": 0.99, "start": "run"}},
         {"seed": 2**32 - 1},
     ],
 )

@@ -53,7 +53,7 @@ def test_the_command_in_a_presets_docstring_can_be_given(name: str) -> None:
     words = command.split("  ")[0].split()[2:]  # what follows two spaces is a remark
     args = parse(Args, words, prog="codinet train", default=defaults(words))
     assert args.preset == name
-    resolve(RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed))
+    resolve(RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed, args.extra))
 
 
 def test_the_static_form_of_a_run_routes_nothing_and_has_no_budget() -> None:

@@ -153,6 +153,7 @@ def test_a_finished_run_says_how_it_reached_its_figures(finished_run: Path) -> N
         "metrics.jsonl",
         "model.safetensors",
         "paths.safetensors",
+        "timing.json",
     ]
 
 

@@ -6,6 +6,7 @@ from codinet.engines import compile_engine
 from codinet.errors import UserError
 from codinet.model import CoDiNet, ModelConfig, create_model, list_models
 from codinet.records import PathTable, RoutedOutput
+from codinet.zoo.pretrained import list_pretrained
 
 __version__ = "0.1.0"
 
@@ -20,5 +21,6 @@ __all__ = [
     "compile_engine",
     "create_model",
     "list_models",
+    "list_pretrained",
     "make_dynamic",
 ]

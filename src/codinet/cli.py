@@ -30,7 +30,9 @@ VERBS = {
     "bench": "speed of every engine against the static net",
     "export": "a trained run as an ONNX file",
     "data": "list, download and verify data sets",
-    "models": "the networks that can be trained",
+    "models": "the networks that can be trained, and those that are",
+    "zoo": "trained networks that come along; adding one",
+    "results": "tables of what runs came to, beside the paper's",
 }
 
 

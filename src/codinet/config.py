@@ -4,9 +4,10 @@ Where to run and where to write (device, folders) is no part of it: the same run
 """
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from codinet.backbones import ARCHITECTURES, StrideOn
 from codinet.errors import UserError, unknown
@@ -14,6 +15,7 @@ from codinet.relaxation import RELAXATIONS
 from codinet.routers import ROUTERS
 
 DEFAULT_BUDGET = 0.6
+_LATER = frozenset({"extra", "milestones"})  # entries that older configs lack, for which their defaults stand
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,37 @@ class ScheduleConfig:
     finetune_lr: float = 0.01
     """Initial learning rate of stage 2."""
     schedule: Literal["multistep", "cosine"] = "multistep"
-    """Tenfold drops at 60 % and 80 % of stage 1 (the paper's 150 and 200 of 250), or a cosine."""
+    """Tenfold drops at --milestones, or a cosine."""
+    milestones: tuple[float, ...] = (0.6, 0.8)
+    """Shares of stage 1 after which a multi-step rate drops tenfold (the paper's 150 and 200 of 250 epochs)."""
     warmup: float = 1.0
     """Epochs over which the learning rate rises from zero."""
     momentum: float = 0.9
     """Momentum of SGD."""
     weight_decay: float = 1e-4
     """Weight decay, on every parameter."""
+
+
+@dataclass(frozen=True)
+class ExtraConfig:
+    """Aids to training that the paper does not use; all are off by default."""
+
+    label_smoothing: float = 0.0
+    """Share of a label's weight that is spread evenly over all classes, e.g. 0.1."""
+    ema: float = 0.0
+    """Decay of a moving average of the weights, e.g. 0.999, which is what is evaluated and kept; 0 is off."""
+    start: str | None = None
+    """Run folder whose weights this run begins with, e.g. a static run of the same network."""
+    start_sha256: str | None = None
+    """Digest that the weights of --start must have. Default: the one they have when the run begins."""
+    teacher: str | None = None
+    """Run folder whose network's answers are learnt beside the labels; any network for the same classes."""
+    teacher_sha256: str | None = None
+    """Digest that the weights of --teacher must have. Default: the one they have when the run begins."""
+    distill: float = 0.0
+    """Share of the teacher's answers in the classification loss, e.g. 0.5; the labels have the rest."""
+    distill_temperature: float = 4.0
+    """Temperature at which answers of teacher and network are compared."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +130,7 @@ class RunConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     seed: int = 0
     """Seed of initial weights, order, views and noise."""
+    extra: ExtraConfig = field(default_factory=ExtraConfig)
 
 
 def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
@@ -121,12 +148,13 @@ def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
-    network, losses, schedule = config.network, config.losses, config.schedule
+    network, losses, schedule, extra = config.network, config.losses, config.schedule, config.extra
     batch = schedule.batch or 0
-    for part in (network, losses, schedule):
-        for name, number in vars(part).items():
-            if isinstance(number, float) and not math.isfinite(number):
-                raise UserError(f"--{name.replace('_', '-')} {number} is not a finite number; give one.")
+    for part in (network, losses, schedule, extra):
+        for name, value in vars(part).items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise UserError(f"--{name.replace('_', '-')} {number} is not a finite number; give one.")
     for what, value, known in (
         ("architecture", network.arch, ARCHITECTURES),
         ("router", network.router, ROUTERS),
@@ -136,6 +164,9 @@ def _check(config: RunConfig) -> None:
             raise unknown(what, value, known)
     if losses.budget is not None and losses.gamma is not None:
         raise UserError("--budget and --gamma exclude each other: state the share to meet, or the weight, not both.")
+    if not network.routed and (losses.budget is not None or losses.gamma is not None):
+        flag = "--gamma" if losses.budget is None else "--budget"
+        raise UserError(f"{flag} is about what routers run, and --no-routed leaves no routers; leave out one of them.")
     if losses.budget is not None and not 0 < losses.budget <= 1:
         raise UserError(
             f"A budget of {losses.budget:g} is not a share of the static network's cost; "
@@ -160,6 +191,8 @@ def _check(config: RunConfig) -> None:
         (min(schedule.weight_decay, schedule.warmup) >= 0, "--weight-decay and --warmup must not be negative."),
         (0 <= config.seed < 2**32, f"--seed {config.seed} is out of range; use a whole number from 0 to {2**32 - 1}."),
         (config.data.holdout >= 0, "--holdout must not be negative."),
+        *_schedule_rules(schedule),
+        *_extra_rules(extra),
         (
             config.data.image_size is None or config.data.image_size >= 8,
             "--image-size must be at least 8 pixels.",
@@ -170,8 +203,53 @@ def _check(config: RunConfig) -> None:
             raise UserError(sentence)
 
 
+def _schedule_rules(schedule: ScheduleConfig) -> list[tuple[bool, str]]:
+    marks = schedule.milestones
+    rising = all(low < high for low, high in zip((0.0, *marks), (*marks, 1.0), strict=True))
+    return [
+        (
+            rising,
+            f"--milestones {' '.join(f'{mark:g}' for mark in marks)} are not rising shares of the epochs; "
+            "give numbers between 0 and 1, such as 0.6 0.8.",
+        ),
+        (
+            schedule.schedule == "multistep" or marks == ScheduleConfig.milestones,
+            f"--milestones are of --schedule multistep, and this one is {schedule.schedule}; leave out one of them.",
+        ),
+    ]
+
+
+def _extra_rules(extra: ExtraConfig) -> list[tuple[bool, str]]:
+    return [
+        (
+            0 <= extra.label_smoothing < 1,
+            f"--label-smoothing {extra.label_smoothing:g} must lie in [0, 1); 0.1 is usual.",
+        ),
+        (0 <= extra.ema < 1, f"--ema {extra.ema:g} must lie in [0, 1); 0.999 is usual and 0 is off."),
+        (0 <= extra.distill <= 1, f"--distill {extra.distill:g} is no share; give a number from 0 to 1, such as 0.5."),
+        (extra.distill_temperature > 0, f"--distill-temperature {extra.distill_temperature:g} must be above 0."),
+        (
+            extra.distill == 0 or extra.teacher is not None,
+            f"--distill {extra.distill:g} needs somebody to learn from; give --teacher a run folder.",
+        ),
+        (
+            extra.teacher is None or extra.distill > 0,
+            "--teacher teaches nothing while --distill is 0; give --distill a number, such as 0.5.",
+        ),
+        (
+            extra.start is not None or extra.start_sha256 is None,
+            "--start-sha256 says what --start must hold; give --start too.",
+        ),
+        (
+            extra.teacher is not None or extra.teacher_sha256 is None,
+            "--teacher-sha256 says what --teacher must hold; give --teacher too.",
+        ),
+    ]
+
+
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    return dataclasses.asdict(config)
+    """The config as JSON holds it, which knows lists and no tuples."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
@@ -184,14 +262,18 @@ def _build(kind: type, values: Any, where: str) -> Any:
         raise UserError(f"{where} should hold named values, not {values!r}.")
     hints = get_type_hints(kind)
     names = {entry.name for entry in dataclasses.fields(kind)}
-    if names != set(values):
-        odd = ", ".join(sorted(names ^ set(values)))
+    if not names - _LATER <= set(values) <= names:
+        odd = ", ".join(sorted((set(values) - names) | (names - _LATER - set(values))))
         raise UserError(f"{where} does not fit this version of codinet: unknown or missing entries {odd}.")
     built = {}
     for name, value in values.items():
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
             built[name] = _build(hint, value, f"{where}.{name}")  # type: ignore[arg-type]
+        elif get_origin(hint) is tuple:
+            if not isinstance(value, list | tuple) or not all(_fits(each, get_args(hint)[0]) for each in value):
+                raise UserError(f"{where}.{name} holds {value!r}, which does not fit.")
+            built[name] = tuple(value)
         elif _fits(value, hint):
             built[name] = value
         else:

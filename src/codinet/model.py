@@ -7,6 +7,7 @@ and what every engine is compared with; skipping for real is the engines' busine
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -130,26 +131,39 @@ class CoDiNet(ResNet, RoutedNetwork, PyTorchModelHubMixin):
         self.routers = ROUTERS[config.router]([block.in_channels for block in self.blocks]) if config.routed else None
 
 
+Trained = Callable[[str, dict[str, Any]], CoDiNet]
+_trained: list[Trained] = []
+
+
+def offer_trained(find: Trained) -> None:
+    """Say who finds trained networks: a name and fields of `ModelConfig` in, a network out. See `codinet.zoo`."""
+    _trained[:] = [find]
+
+
 def create_model(
     name: str,
     *,
-    num_classes: int = 10,
+    num_classes: int | None = None,
     routed: bool = True,
     router: str = "fc",
-    in_channels: int = 3,
+    in_channels: int | None = None,
     stride_on: StrideOn = "3x3",
+    pretrained: str | None = None,
 ) -> CoDiNet:
-    """A network of the registry, freshly initialised; see `list_models`."""
-    return CoDiNet(
-        ModelConfig(
-            arch=name,
-            num_classes=num_classes,
-            routed=routed,
-            router=router,
-            in_channels=in_channels,
-            stride_on=stride_on,
-        )
-    )
+    """A network of the registry (see `list_models`), freshly initialised, for 10 classes of colour images by default.
+
+    With `pretrained` a trained one of the zoo, for evaluation: that of this name, or the most accurate of this
+    data set ("cifar10"). It has the classes of its data set; another number of them is a `UserError`.
+    """
+    asked: dict[str, Any] = {"arch": name, "routed": routed, "router": router, "stride_on": stride_on}
+    given = {"num_classes": num_classes, "in_channels": in_channels}
+    asked |= {field: value for field, value in given.items() if value is not None}
+    if pretrained is None:
+        return CoDiNet(ModelConfig(**asked))
+    if name not in ARCHITECTURES:
+        raise unknown("architecture", name, ARCHITECTURES)
+    (find,) = _trained
+    return find(pretrained, asked)
 
 
 def list_models() -> list[str]:

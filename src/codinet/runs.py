@@ -3,14 +3,17 @@
 config.json          the run's config, its data set in brief, where it was made
 metrics.jsonl        one line an epoch
 model.safetensors    final weights            } written when training
-evaluation.json      figures on the test set  } is complete
-paths.safetensors    how each test image went }
+paths.safetensors    how each test image went } is complete
+timing.json          how long it took         }
+evaluation.json      figures on the test set  }
 checkpoints/         optimizer, generators, position: for resuming only
 """
 
 import hashlib
 import json
+import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,18 @@ import torch
 
 from codinet import files
 from codinet.config import NetworkConfig, RunConfig, from_dict, to_dict
+from codinet.cost import block_costs
 from codinet.data import Dataset, load
+from codinet.data.placing import Placing
+from codinet.data.stream import lost_workers
 from codinet.errors import UserError
-from codinet.evaluate import Evaluation
+from codinet.evaluate import Evaluation, evaluate
 from codinet.model import CoDiNet, ModelConfig
 from codinet.records import PathTable
+from codinet.relaxation import hard
 
 FORMAT = 1
+ZOO = "zoo:"  # what stands before the name of a network of the zoo, where a run folder is asked for
 _ENOUGH = 2**28  # bytes of images, beyond which a sample of them tells a data set from others
 
 
@@ -70,12 +78,16 @@ class RunFolder:
             "config": to_dict(config),
             "data": asdict(data),
             "environment": environment,
+            "started": time.time(),
         }
         files.write_json(path / "config.json", content)
         return cls(path, config, data, environment)
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
+        if str(path).startswith(ZOO):
+            name = str(path).removeprefix(ZOO)
+            raise UserError(f"{path} is no folder to work in; make one of it with codinet zoo unpack {name} --out DIR.")
         if not path.is_dir():
             raise UserError(f"There is no run folder {path}; make one with codinet train … --out {path}.")
         file = path / "config.json"
@@ -90,6 +102,10 @@ class RunFolder:
         except (KeyError, TypeError, AttributeError, UserError) as error:
             why = str(error).rstrip(".") if isinstance(error, UserError) else repr(error)
             raise files.DamagedError(f"{file} is not a run's config ({why}); restore it or train again.") from error
+
+    def recipe(self) -> dict[str, Any]:
+        """The config for JSON that others may see: of files and folders the names, not where they lie."""
+        return _without_places(to_dict(self.config))
 
     def load_dataset(self, data_root: Path) -> Dataset:
         """The data set named in the config, as it is on disk now; whether it is still the same is `data`'s to tell."""
@@ -148,7 +164,20 @@ class RunFolder:
         """Weights, paths, figures; figures last, for they say that the run is finished."""
         files.save_tensors(self.path / "model.safetensors", model.state_dict(), about=asdict(model.config))
         files.save_tensors(self.path / "paths.safetensors", evaluation.paths._asdict())
+        self._save_timing()
         files.write_json(self.path / "evaluation.json", evaluation.summary())
+
+    def _save_timing(self) -> None:
+        started, finished = files.read_json(self.path / "config.json").get("started"), time.time()
+        if started is not None:  # folders begun before this was written down have it not
+            content = {"started": started, "finished": finished, "seconds": finished - started}
+            files.write_json(self.path / "timing.json", content)
+
+    def wall_seconds(self) -> float | None:
+        """From the beginning of the run to its end, pauses of a resumed one included; None where nobody noted it."""
+        file = self.path / "timing.json"
+        seconds = files.read_json(file).get("seconds") if file.exists() else None
+        return float(seconds) if isinstance(seconds, int | float) else None
 
     def load_paths(self) -> PathTable:
         tensors, _ = files.load_tensors(self.path / "paths.safetensors")
@@ -156,6 +185,24 @@ class RunFolder:
 
     def load_evaluation(self) -> dict[str, Any]:
         return files.read_json(self.path / "evaluation.json")
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_places(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_places(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and ("/" in value or "\\" in value) else value
+
+
+def measure(
+    model: CoDiNet, dataset: Dataset, device: torch.device, *, batch: int = 250, threshold: float = 0.5
+) -> Evaluation:
+    """What a network that is on the device does on a data set's test images."""
+    loader = Placing(dataset, device).place(dataset.test).batches(batch)
+    decide = partial(hard, threshold=threshold)
+    with lost_workers():
+        return evaluate(partial(model, decide=decide), loader, block_costs(model, dataset.image_shape))
 
 
 def build_model(network: NetworkConfig, data: DataBrief) -> CoDiNet:

@@ -89,3 +89,29 @@ def test_the_table_is_what_the_network_does(finished_run: Path) -> None:
     assert paths.path_TN.sum(dim=1).double().mean().item() == pytest.approx(found["mean_blocks"])
     assert paths.macs_T.mean().item() == pytest.approx(found["macs"])
     assert len(torch.unique(paths.path_TN, dim=0)) == found["distinct_paths"]
+
+
+def test_a_curve_is_the_same_network_at_many_thresholds(own_run: Path, tmp_path: Path, capsys: Said) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "curve.png"
+    found = evaluated(capsys, own_run, "--curve", "1", "0", "--plot", str(picture))
+    low, middle, high = found["curve"]
+    assert [point["threshold"] for point in found["curve"]] == [0, 0.5, 1]
+    assert low["cost_share"] > middle["cost_share"] > high["cost_share"]
+    assert low["mean_blocks"] == 9
+    assert middle["accuracy"] == found["accuracy"] == RunFolder.open(own_run).load_evaluation()["accuracy"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["eval", str(own_run), "--device", "cpu", "--curve", "0.4"]) == 0
+    assert "threshold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--curve", "0.5", "2"], "--curve 2 is no probability"),
+        (["--plot", "curve.png"], "--plot draws the curve, and there is none"),
+    ],
+)
+def test_a_curve_that_cannot_be(finished_run: Path, capsys: Said, words: list[str], sentence: str) -> None:
+    assert main(["eval", str(finished_run), *words]) == 2
+    assert sentence in capsys.readouterr().err

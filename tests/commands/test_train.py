@@ -30,8 +30,9 @@ def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(
     assert "Training resnet20 on few" in said.err
 
 
-def test_people_get_a_table(tmp_path: Path, train_words: Words, capsys: Said) -> None:
-    assert main(train_words(tmp_path / "run [1]")) == 0
+def test_people_get_a_table(tmp_path: Path, train_words: Words, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # so that the folder's name is short and is not broken in two
+    assert main(train_words(Path("run [1]"))) == 0
     said = capsys.readouterr().out
     assert "run [1] on the 40 test images" in " ".join(said.split())
     assert "accuracy" in said
@@ -100,6 +101,13 @@ def test_flags_replace_a_presets_values_one_by_one() -> None:
     assert (args.schedule.epochs, args.schedule.finetune) == (3, 6)
     assert flags("digits", "--preset=quick").losses.alpha == 1.0
     assert flags("digits").schedule.epochs == 250
+
+
+@pytest.mark.parametrize("word", ["--no-routed", "--no_routed"])
+def test_the_static_form_of_a_preset_has_no_budget_unless_it_is_stated(word: str) -> None:
+    args = flags("digits", "--preset", "demo", word)
+    assert (args.network.routed, args.network.arch, args.losses.budget) == (False, "resnet20", None)
+    assert flags("digits", "--preset", "demo", word, "--budget", "0.5").losses.budget == 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The fused block against the plain one. Without a GPU the kernels run in Triton's interpreter, in float32."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -10,6 +12,13 @@ from codinet.kernels.tiles import Tiles, choose, fits
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAMES = ("x", "run", "weight1", "gamma1", "beta1", "weight2", "gamma2", "beta2")
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> Iterator[None]:
+    """The framework's own convolutions round to TF32 on a GPU unless told not to."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
 
 
 def _block(channels: int, memory_format: torch.memory_format) -> BlockTensors:
@@ -59,7 +68,7 @@ def _relative(got: torch.Tensor, wished: torch.Tensor) -> float:
         (16, 16, 32, 1, True, None),
         (16, 8, 8, 3, True, Tiles(1, 2, 4, 4, 1, 2, 4)),
         (32, 8, 16, 3, True, None),
-        (32, 8, 8, 2, False, Tiles(2, 2, 8, 4, 1, 1, 4)),
+        (32, 8, 8, 2, False, Tiles(2, 4, 8, 4, 1, 2, 4)),
         (64, 8, 8, 3, True, None),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 
 from codinet.cli import parse
 from codinet.commands.train import Args, defaults
-from codinet.config import RunConfig
+from codinet.config import ExtraConfig, RunConfig, ScheduleConfig
 from codinet.presets import PRESETS, demo
 from codinet.sweep import Grid, plan
 from codinet.sweep.narrowing import plan_paper
@@ -14,7 +14,7 @@ from codinet.sweep.words import train_words
 def read_back(words: list[str]) -> tuple[RunConfig, Args]:
     assert words[0] == "train"
     args = parse(Args, words[1:], prog="codinet train", default=defaults(words[1:]))
-    return RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed), args
+    return RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed, args.extra), args
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,16 @@ def test_recipes_are_given_in_full(preset: str) -> None:
     )
     for run in plan(PRESETS[preset]("some where.npz"), grid):
         assert read_back(train_words(run.config, Path("out")))[0] == run.config
+
+
+@pytest.mark.parametrize("milestones", [(0.25, 0.5, 0.75), ()])
+def test_aids_to_training_are_passed_on(milestones: tuple[float, ...]) -> None:
+    config = RunConfig(
+        "digits",
+        schedule=ScheduleConfig(milestones=milestones),
+        extra=ExtraConfig(0.1, 0.99, start="a run", start_sha256="1f", teacher="b", teacher_sha256="2e", distill=0.5),
+    )
+    assert read_back(train_words(config, Path("out")))[0] == config
 
 
 def test_where_and_on_what_to_train_is_passed_on() -> None:

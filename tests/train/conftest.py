@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from codinet.backbones import BasicBlock, Block
-from codinet.config import LossConfig, RunConfig, ScheduleConfig, resolve
+from codinet.config import ExtraConfig, LossConfig, RunConfig, ScheduleConfig, resolve
 from codinet.cost import block_costs
 from codinet.data.resident import Resident
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 from codinet.train.budget import BudgetController
+from codinet.train.distillation import Teacher
 from codinet.train.stages import stages_of
 from codinet.train.step import Step
 
@@ -74,13 +75,22 @@ def make_step(dozen: Resident) -> Callable[..., Step]:
         pad: int = 1,
         flip: bool = True,
         amp: bool = False,
+        extra: ExtraConfig | None = None,
+        teacher: Teacher | None = None,
     ) -> Step:
         schedule = ScheduleConfig(epochs=10, finetune=5, batch=4, views=views, weight_decay=0.01)
-        config = resolve(RunConfig("dozen", losses=losses or LossConfig(), schedule=schedule))
+        config = RunConfig("dozen", losses=losses or LossConfig(), schedule=schedule, extra=extra or ExtraConfig())
+        config = resolve(config)
         budget = config.losses.budget
         controller = BudgetController(budget, steps=100, device=CPU) if budget is not None else None
         table = block_costs(model, (1, 6, 6))
-        step = Step(model, dozen, table, config, stages_of(config)[stage], controller, pad=pad, flip=flip, amp=amp)
+        step = Step(
+            *(model, dozen, table, config, stages_of(config)[stage], controller),
+            pad=pad,
+            flip=flip,
+            amp=amp,
+            teacher=teacher,
+        )
         step.index_L.copy_(torch.arange(4))
         step.lr.fill_(0.1)
         return step

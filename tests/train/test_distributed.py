@@ -110,7 +110,7 @@ STEPS = [("joint0", 0), ("joint1", 1), ("joint2", 2), ("noised", 0), ("finetune"
 @pytest.mark.parametrize(("name", "number"), STEPS)
 def test_gradients_are_those_of_one_process(ranks: list[Done], shards: ModuleType, name: str, number: int) -> None:
     steps = part(ranks[0], f"{name}.")
-    gamma = 0.0 if name == "finetune" else steps["sums"][6].item()
+    gamma = 0.0 if name == "finetune" else steps["sums"][SUMS.index("gamma")].item()
     expected, figures = by_hand(shards, ranks[0], name, number, gamma=gamma)
     for done in ranks:
         found = part(done, f"{name}.gradient.")
@@ -136,7 +136,7 @@ def test_the_controller_sees_the_cost_of_all_images(ranks: list[Done], shards: M
         _, figures = by_hand(shards, ranks[0], name, number, gamma=gamma)
         twin.observe(figures["cost_share"])
         for done in ranks:
-            assert done[f"{name}.sums"][6].item() == pytest.approx(gamma, rel=1e-6)
+            assert done[f"{name}.sums"][SUMS.index("gamma")].item() == pytest.approx(gamma, rel=1e-6)
             for key, value in twin.state().items():
                 assert done[f"{name}.{key}"].item() == pytest.approx(value.item(), rel=1e-6), key
 
@@ -254,6 +254,33 @@ def test_a_kill_within_an_epoch_leaves_no_trace(
     end = life(out, *SCHEDULE, size=2)
     assert end["codes"] == [0, 0], end["said"]
     assert_same_run(out, whole)
+
+
+def test_averaged_weights_of_two_processes_go_on_exactly(
+    tmp_path: Path, life: Life, finished_run: Path, assert_same_run: SameRun
+) -> None:
+    extra = ("--ema", "0.9", "--start", str(finished_run), "--teacher", str(finished_run), "--distill", "0.5")
+    end = life(tmp_path / "whole", *extra, size=2)
+    assert end["codes"] == [0, 0], end["said"]
+    found = checkpoint.latest(tmp_path / "whole" / "checkpoints", pytest.fail)
+    assert found is not None
+    for name in ("statistics", "averaged_statistics"):
+        assert torch.equal(found.tensors[f"{name}.0"], found.tensors[f"{name}.1"])
+
+    out = tmp_path / "killed"
+    end = life(out, *extra, size=2, save_seconds=-1, ask_every=1, after=60, saves=4)
+    assert end["signal"] == signal.SIGKILL
+    found = checkpoint.latest(out / "checkpoints", pytest.fail)
+    assert found is not None
+    assert found.position.step > 0
+    # Each process averages the statistics that it has seen itself, until the epoch is over.
+    own = [found.tensors[f"averaged_statistics.{rank}"] for rank in range(2)]
+    assert not torch.equal(*own)
+    mean = found.part("average.model.")["bn1.running_mean"]
+    assert torch.allclose(mean, torch.stack(own).mean(dim=0)[: len(mean)])
+    end = life(out, *extra, size=2)
+    assert end["codes"] == [0, 0], end["said"]
+    assert_same_run(out, tmp_path / "whole")
 
 
 def test_where_one_process_is_killed_the_others_do_not_wait_for_it(tmp_path: Path, life: Life) -> None:

@@ -65,6 +65,7 @@ def test_a_kill_at_every_file_that_is_written_leaves_no_trace(
         "checkpoints/2-00000-0000000.safetensors",
         "model.safetensors",
         "paths.safetensors",
+        "timing.json",
         "evaluation.json",
     ]
     assert_same_run(out, tmp_path / "whole")

@@ -63,6 +63,15 @@ def test_a_cosine_with_warm_up(epoch: float, rate: float) -> None:
     assert joint.lr_at(epoch) == pytest.approx(rate)
 
 
+@pytest.mark.parametrize(
+    ("milestones", "rates"),
+    [((1 / 3, 2 / 3), (1.0, 0.1, 0.1, 0.01, 0.01)), ((), (1.0,) * 5), ((0.5,), (1.0, 1.0, 0.1, 0.1, 0.1))],
+)
+def test_milestones_are_the_users(milestones: tuple[float, ...], rates: tuple[float, ...]) -> None:
+    joint = stages_of(run(epochs=90, lr=1.0, warmup=1.0, milestones=milestones))[0]
+    assert [joint.lr_at(epoch) for epoch in (29.9, 30, 59.9, 60, 89)] == pytest.approx(rates)
+
+
 def test_no_warm_up_starts_at_the_full_rate() -> None:
     assert stages_of(run(epochs=10, lr=0.1, warmup=0.0))[0].lr_at(0) == 0.1
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from codinet.config import LossConfig
+from codinet.config import ExtraConfig, LossConfig
 from codinet.cost import CostTable, block_costs
 from codinet.data import random_views
 from codinet.data.resident import Resident
@@ -212,3 +212,21 @@ def test_images_and_labels_are_those_of_the_index(two_blocks: Network, make_step
     assert dozen.labels_N[step.index_L].tolist() == [1, 1, 1, 0]
     step()
     assert step.means()["accuracy"] == 0.75
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_smoothed_labels_are_torchs_own(two_blocks: Network, make_step: MakeStep, stage: int) -> None:
+    model = two_blocks(0)
+    twin = copy.deepcopy(model)
+    step = make_step(model, stage=stage, extra=ExtraConfig(label_smoothing=0.2))
+    torch.manual_seed(5)
+    step()
+    torch.manual_seed(5)
+    images_LCHW, labels_L = step.data.take(step.index_L)
+    output = twin(random_views(images_LCHW, 2, pad=1, flip=True), decide=step.stage.decide)
+    labels_B = labels_L.repeat_interleave(2)
+    plain, smoothed = (
+        torch.nn.CrossEntropyLoss(label_smoothing=share)(output.logits_BK, labels_B) for share in (0, 0.2)
+    )
+    assert step.means()["classification"] == pytest.approx(smoothed.item(), rel=1e-6)
+    assert smoothed.item() != pytest.approx(plain.item(), rel=1e-3)

@@ -27,6 +27,10 @@ def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
     axes.set_title(f"{title}\n(on the bars: realised share)", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
+    save(figure, out)
+
+
+def save(figure: Figure, out: Path) -> None:
     try:
         figure.savefig(out, dpi=150)
     except (OSError, ValueError) as error:

@@ -22,13 +22,14 @@ from codinet.data.views import normalise
 from codinet.environment import describe, pick_device
 from codinet.errors import UserError, unknown
 from codinet.model import CoDiNet, create_model
-from codinet.runs import RunFolder
+from codinet.runs import ZOO, RunFolder
+from codinet.zoo.open_run import open_run
 
 
 @dataclass(frozen=True)
 class Args:
     network: tyro.conf.Positional[str]
-    """Run folder of `codinet train`, or a network by name (see `codinet models`)."""
+    """Run folder of `codinet train`, zoo:NAME, or a network by name (see `codinet models`)."""
     run_rate: float | None = None
     """Share of the images that run each block: paths are drawn at this rate. Default: a run's own paths on its test
     images; 0.5 for a network by name."""
@@ -184,8 +185,8 @@ def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
         images_TCHW = (torch.randn(number, 3, size, size) + torch.randn(number, 3, 1, 1)).to(device)
         settled = settle(model, images_TCHW[:64])
         rate = 0.5 if args.run_rate is None else args.run_rate
-    elif path.is_dir():
-        folder = RunFolder.open(path)
+    elif path.is_dir() or args.network.startswith(ZOO):
+        folder = open_run(args.network)
         settled, images_TCHW = folder.load_model().to(device), _test_images(folder, args.data_root, number).to(device)
         if args.run_rate is None or settled.routers is None:
             return settled, images_TCHW

@@ -1,32 +1,35 @@
-"""`codinet eval`: what a trained run does on its test set."""
+"""`codinet eval`: what a trained run does on its test set; for a network of the zoo, beside what its card says."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from codinet import files
 from codinet.commands.shared import figures, print_json, print_table
-from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
-from codinet.data.placing import Placing
-from codinet.data.stream import lost_workers
 from codinet.environment import pick_device
 from codinet.errors import UserError
-from codinet.evaluate import evaluate
-from codinet.relaxation import hard
-from codinet.runs import RunFolder
+from codinet.runs import measure
+from codinet.zoo.card import Card
+from codinet.zoo.open_run import ZooRun, open_run
+from codinet.zoo.unpack import same_data
 
 
 @dataclass(frozen=True)
 class Args:
     run: tyro.conf.Positional[Path]
-    """Run folder of `codinet train`."""
+    """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
     threshold: float = 0.5
     """A block runs where the router's run probability reaches this; lower runs more."""
+    curve: tuple[float, ...] = ()
+    """Thresholds to evaluate too, as in --curve 0.3 0.4 0.6 0.7: accuracy against cost from one set of weights."""
+    plot: Path | None = None
+    """Picture of the curve to write, which needs matplotlib."""
     paths: Path | None = None
-    """Where to write the path table. Default: paths.safetensors in the run folder, at threshold 0.5."""
+    """Where to write the path table. Default: paths.safetensors in the run folder, at threshold 0.5; nowhere for the
+    zoo."""
     batch: int = 250
     """Images at a time."""
     data_root: Path = DATA_ROOT
@@ -38,24 +41,74 @@ class Args:
 
 
 def run(args: Args) -> None:
-    if not 0 <= args.threshold <= 1:
-        raise UserError(f"--threshold {args.threshold:g} is no probability; give a number from 0 to 1.")
+    for flag, thresholds in (("threshold", (args.threshold,)), ("curve", args.curve)):
+        for threshold in thresholds:
+            if not 0 <= threshold <= 1:
+                raise UserError(f"--{flag} {threshold:g} is no probability; give a number from 0 to 1.")
+    if args.plot and not args.curve:
+        raise UserError("--plot draws the curve, and there is none; give thresholds, as in --curve 0.3 0.4 0.6 0.7.")
     if args.batch < 1:
         raise UserError(f"--batch {args.batch} is too small; use 1 or more.")
     device = pick_device(args.device)
-    folder = RunFolder.open(args.run)
+    folder = open_run(args.run)
+    card = folder.card if isinstance(folder, ZooRun) else None
     model = folder.load_model(device)
-    dataset = folder.load_dataset(args.data_root)
+    dataset = same_data(folder, args.data_root) if isinstance(folder, ZooRun) else folder.load_dataset(args.data_root)
     if dataset.image_shape != folder.data.image_shape or dataset.classes != folder.data.classes:
         raise UserError(f"{args.run} was trained on other data than {dataset.name} holds now; point --data-root to it.")
-    loader = Placing(dataset, device).place(dataset.test).batches(args.batch)
-    table = block_costs(model, dataset.image_shape)
-    with lost_workers():
-        evaluation = evaluate(partial(model, decide=partial(hard, threshold=args.threshold)), loader, table)
-    target = args.paths or (args.run / "paths.safetensors" if args.threshold == 0.5 else None)
+    evaluation = measure(model, dataset, device, batch=args.batch, threshold=args.threshold)
+    target = args.paths or (args.run / "paths.safetensors" if args.threshold == 0.5 and card is None else None)
     if target:
         files.save_tensors(target, evaluation.paths._asdict())
-    if args.json:
-        print_json(evaluation.summary())
+    summary, title = evaluation.summary(), f"{args.run} on the {evaluation.n} test images"
+    if args.curve:
+        found = {args.threshold: evaluation}
+        for threshold in args.curve:
+            if threshold not in found:
+                found[threshold] = measure(model, dataset, device, batch=args.batch, threshold=threshold)
+        _curve(args, title, {threshold: found[threshold].summary() for threshold in sorted(found)}, summary)
+        return
+    if card is not None and args.threshold == card["threshold"]:
+        _print_beside(card, summary, title, as_json=args.json)
+    elif args.json:
+        print_json(summary)
     else:
-        print_table(f"{args.run} on the {evaluation.n} test images", ["", ""], figures(evaluation.summary()))
+        print_table(title, ["", ""], figures(summary))
+
+
+def _curve(args: Args, title: str, points: dict[float, dict[str, Any]], summary: dict[str, Any]) -> None:
+    """One trained network at many budgets."""
+    keys = ("accuracy", "cost_share", "macs", "mean_blocks", "distinct_paths")
+    rows = [{"threshold": threshold, **{key: point[key] for key in keys}} for threshold, point in points.items()]
+    if args.plot:
+        from codinet.bench.curve_picture import draw_curve
+
+        draw_curve(rows, args.plot, title)
+    if args.json:
+        print_json({**summary, "curve": rows})
+        return
+    headings = ["threshold", "accuracy, %", "share of the\nstatic cost", "M MACs", "blocks", "paths"]
+    cells = [
+        [
+            f"{row['threshold']:g}",
+            f"{row['accuracy']:.2f}",
+            f"{row['cost_share']:.4f}",
+            f"{row['macs'] / 1e6:.3f}",
+            f"{row['mean_blocks']:.2f}",
+            f"{row['distinct_paths']}",
+        ]
+        for row in rows
+    ]
+    print_table(title, headings, cells)
+
+
+def _print_beside(card: Card, summary: dict[str, Any], title: str, *, as_json: bool) -> None:
+    # The loss is left out: it is a sum of floats, and another processor may round it otherwise.
+    said = {key: value for key, value in card.figures().items() if key != "loss"}
+    same = all(summary[key] == value for key, value in said.items())
+    if as_json:
+        print_json({**summary, "card": said, "same_as_card": same})
+        return
+    rows = [[*row, on_card[1]] for row, on_card in zip(figures(summary), figures(said), strict=True)]
+    print_table(title, ["", "measured", "card"], rows)
+    print("Measured is what the card says." if same else "Measured is not quite what the card says.")

@@ -11,12 +11,13 @@ from codinet.data import DATA_ROOT, Dataset
 from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.runs import RunFolder
+from codinet.zoo.open_run import ZooRun, open_run
 
 
 @dataclass(frozen=True)
 class Args:
     run: tyro.conf.Positional[Path]
-    """Run folder of `codinet train`."""
+    """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
     host: str = "127.0.0.1"
     """Address to serve on; any but this one lets other machines in."""
     port: int = 8000
@@ -38,8 +39,11 @@ def run(args: Args) -> None:
     from codinet.explorer.serve import address, listen, serve
 
     device = pick_device(args.device)
-    folder = RunFolder.open(args.run)
+    folder = open_run(args.run)
     # Taken first, so that a port in use is said before a large data set is read.
+    if isinstance(folder, ZooRun):
+        unpack = f"codinet zoo unpack {folder.card.name} --out DIR"
+        print(f"codinet: without maps of its paths, for which {unpack} makes a run folder", file=sys.stderr)
     listener = listen(args.host, args.port)
     try:
         app = create_app(folder, _dataset(folder, args.data_root), device=device, host=args.host)

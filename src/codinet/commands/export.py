@@ -13,6 +13,7 @@ from codinet.data import DATA_ROOT
 from codinet.data.views import normalise
 from codinet.errors import UserError
 from codinet.runs import RunFolder
+from codinet.zoo.open_run import open_run
 
 CHECKED = 64  # real images that the file is compared on
 
@@ -20,7 +21,7 @@ CHECKED = 64  # real images that the file is compared on
 @dataclass(frozen=True)
 class Args:
     run: tyro.conf.Positional[Path]
-    """Run folder of `codinet train`."""
+    """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
     out: Path
     """File to write, ending in .onnx."""
     kind: Literal["routed", "masked", "static"] | None = None
@@ -50,7 +51,7 @@ def run(args: Args) -> None:
         from codinet.engines.export import About, export
     except ImportError as error:
         raise UserError(f"Export needs {error.name}; install it with pip install 'codinet[onnx]'.") from error
-    folder = RunFolder.open(args.run)
+    folder = open_run(args.run)
     model, data = folder.load_model(), folder.data
     kind = args.kind or ("static" if args.path is not None or model.routers is None else "routed")
     images_BCHW = _test_images(folder, args.data_root)

@@ -1,12 +1,14 @@
-"""`codinet models`: the networks that can be trained."""
+"""`codinet models`: the networks that can be trained, and those that are: the zoo."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from codinet.backbones import ARCHITECTURES
 from codinet.commands.shared import print_json, print_table
+from codinet.commands.zoo import print_zoo
 from codinet.cost import block_costs
 from codinet.model import create_model, list_models
+from codinet.zoo.shelf import listed
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Args:
 def run(args: Args) -> None:
     models = [_describe(name) for name in list_models()]
     if args.json:
-        print_json({"models": models, "zoo": []})
+        print_json({"models": models, "zoo": listed()})
         return
     headings = ["network", "blocks", "image", "parameters, static", "routed", "M MACs static", "paper's unit, G"]
     rows = [
@@ -34,6 +36,7 @@ def run(args: Args) -> None:
         for model in models
     ]
     print_table("Networks (MACs: one per multiply-add)", headings, rows)
+    print_zoo()
 
 
 def _describe(name: str) -> dict[str, Any]:

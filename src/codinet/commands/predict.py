@@ -9,13 +9,13 @@ from codinet.commands.shared import print_json, print_table
 from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.predict import Prediction, Predictor
-from codinet.runs import RunFolder
+from codinet.zoo.open_run import open_run
 
 
 @dataclass(frozen=True)
 class Args:
     run: tyro.conf.Positional[Path]
-    """Run folder of `codinet train`."""
+    """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Image files of any size and common format."""
     device: str | None = None
@@ -28,7 +28,7 @@ def run(args: Args) -> None:
     """Answer for every file that is an image; refuse the others by name, and then end with an error."""
     if not args.images:
         raise UserError("There is nothing to predict; name one image file or more.")
-    predictor = Predictor(RunFolder.open(args.run), pick_device(args.device))
+    predictor = Predictor(open_run(args.run), pick_device(args.device))
     answered: list[tuple[Path, Prediction]] = []
     refused: list[tuple[Path, str]] = []
     for file in args.images:

@@ -13,11 +13,11 @@ import tyro
 
 from codinet.cli import parse
 from codinet.commands.shared import figures, flag_value, print_json, print_table
-from codinet.config import DataConfig, LossConfig, NetworkConfig, RunConfig, ScheduleConfig, resolve
+from codinet.config import DataConfig, ExtraConfig, LossConfig, NetworkConfig, RunConfig, ScheduleConfig, resolve
 from codinet.data import DATA_ROOT, Dataset, load
 from codinet.data.placing import Loader
 from codinet.errors import unknown
-from codinet.presets import PRESETS
+from codinet.presets import PRESETS, as_static
 from codinet.train import distributed, train
 from codinet.train.reporting import Console
 
@@ -32,6 +32,7 @@ class Args:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     seed: int = 0
     """Seed of initial weights, order, views and noise."""
+    extra: ExtraConfig = field(default_factory=ExtraConfig)
     preset: str = "paper"
     """Named recipe whose values the other flags replace: paper, quick, demo."""
     out: Path | None = None
@@ -74,6 +75,9 @@ def _defaults(words: list[str]) -> Args:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     preset = PRESETS[name]("")
+    if any(word.replace("_", "-") == "--no-routed" for word in words):
+        # Without routers a preset's budget means nothing; one that is stated is refused.
+        preset = as_static(preset)
     fast = distributed.own_device(flag_value("--device", words)).type == "cuda"
     return Args(
         source=tyro.MISSING,
@@ -81,6 +85,7 @@ def _defaults(words: list[str]) -> Args:
         network=preset.network,
         losses=preset.losses,
         schedule=preset.schedule,
+        extra=preset.extra,
         preset=name,
         compile=fast,
         amp=fast,
@@ -121,7 +126,7 @@ def _train(args: Args, device: torch.device, world: distributed.World) -> None:
 
 def _read(args: Args, device: torch.device) -> tuple[RunConfig, Dataset]:
     config = resolve(
-        RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed),
+        RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed, args.extra),
         gpu=device.type == "cuda",
     )
     return config, load(args.source, args.data_root, image_size=config.data.image_size)

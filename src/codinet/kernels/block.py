@@ -149,14 +149,14 @@ class _Launch:
         )
         out = torch.empty_like(weight)
         stride_out, stride_in, _, stride_tap = out.stride()
-        block = 64
+        block = 32
         add_weights[(9 * channels * channels // block,)](
             *(found, out, stride_out, stride_in, stride_tap),
             PARTS=parts,
             C=channels,
             PAIR=tiles.weight_pair,
             BLOCK=block,
-            ROWS=64,
+            ROWS=128,
             num_warps=4,
         )
         return out

@@ -12,7 +12,7 @@ CHANNELS = 16  # of a program
 
 @triton.jit
 def _total(sums_ptr, o, which: tl.constexpr, PARTS: tl.constexpr, C: tl.constexpr, PAIR: tl.constexpr):
-    ROWS: tl.constexpr = 256
+    ROWS: tl.constexpr = min(1024, triton.next_power_of_2(PARTS))  # all at once where that is possible
     total = tl.zeros([ROWS, 16], tl.float32)
     for start in range(0, PARTS, ROWS):
         part = start + tl.arange(0, ROWS)[:, None]

@@ -117,7 +117,8 @@ def configs(runs: Sequence[Run]) -> Table:
     """Every setting, a column a run."""
     flat = [_flat(to_dict(run.folder.config)) for run in runs]
     for values in flat:
-        values["source"] = Path(values["source"]).name  # where a folder lies is nobody's business
+        for key in ("source", "extra.start", "extra.teacher"):
+            values[key] = Path(values[key]).name  # where a folder lies is nobody's business
     rows = [[key, *(values[key] for values in flat)] for key in flat[0]]
     return Table("table-config", "Configuration", ["setting", *(run.name for run in runs)], rows)
 

@@ -20,7 +20,7 @@ def train_words(config: RunConfig, out: Path, *, data_root: Path | None = None, 
 def _flags(config: RunConfig) -> Iterator[str]:
     """Flags for all that is not the default; the defaults are those of the paper's recipe."""
     default = RunConfig(config.source)
-    for part in ("data", "network", "losses", "schedule"):
+    for part in ("data", "network", "losses", "schedule", "extra"):
         for entry in dataclasses.fields(getattr(config, part)):
             value = getattr(getattr(config, part), entry.name)
             if value == getattr(getattr(default, part), entry.name):
@@ -28,6 +28,8 @@ def _flags(config: RunConfig) -> Iterator[str]:
             flag = entry.name.replace("_", "-")
             if isinstance(value, bool):
                 yield f"--{flag}" if value else f"--no-{flag}"
+            elif isinstance(value, tuple):
+                yield from (f"--{flag}", *map(str, value))
             else:
                 yield from (f"--{flag}", str(value))
     yield from ("--seed", str(config.seed))

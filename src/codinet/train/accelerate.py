@@ -37,7 +37,7 @@ def capture(step: Step) -> Callable[[], None]:
     """The step as one CUDA graph. State that the warm-up and the capture touch is put back."""
     model, device = step.model, step.device
     torch.backends.cudnn.benchmark = True  # shapes never change, so the fastest kernels are worth looking for
-    touched = [*model.state_dict().values(), *step.momentum().values(), step.sums, step.bad]
+    touched = [*model.state_dict().values(), *step.momentum().values(), *step.averaged().values(), step.sums, step.bad]
     if step.controller:
         touched += step.controller.state().values()
     kept = [tensor.clone() for tensor in touched]

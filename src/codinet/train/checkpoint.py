@@ -4,8 +4,8 @@ One sealed file each, named by its place in the run; the newest two are kept. A 
 the one before it is used.
 
 The first of several processes writes for all. What differs between them, random numbers and within an epoch
-BatchNorm's running statistics, goes in under each one's rank; as many processes go on exactly. Another number
-of them takes the mean of the statistics and draws its random numbers anew.
+BatchNorm's running statistics, those of an averaged network too, goes in under each one's rank; as many processes
+go on exactly. Another number of them takes the mean of the statistics and draws its random numbers anew.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Checkpoint:
 
     def own(self, rank: int) -> dict[str, torch.Tensor]:
         """What the process of this rank had to itself."""
-        names = ("random.cpu", "random.cuda", "random.mps", "statistics")
+        names = ("random.cpu", "random.cuda", "random.mps", "statistics", "averaged_statistics")
         tail = f".{rank}" if self.processes > 1 else ""
         return {name: self.tensors[name + tail] for name in names if name + tail in self.tensors}
 
@@ -63,16 +63,22 @@ def save(
     world = step.world
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"momentum.{name}": tensor for name, tensor in step.momentum().items()}
+    tensors |= {f"average.{name}": tensor for name, tensor in step.averaged().items()}
     tensors["sums"] = step.sums
     if controller:
         tensors |= {f"controller.{name}": tensor for name, tensor in controller.state().items()}
     if world.size == 1:
         tensors |= _random_state(step.device)
     else:
-        own = world.gather({**_random_state(step.device), "statistics": statistics(model).cpu()})
+        networks = {"statistics": ("model.", model)}
+        if step.average is not None:
+            networks["averaged_statistics"] = ("average.model.", step.average.model)
+        vectors = {key: statistics(network).cpu() for key, (_, network) in networks.items()}
+        own = world.gather({**_random_state(step.device), **vectors})
         tensors |= {f"{name}.{rank}": tensor for rank, state in enumerate(own) for name, tensor in state.items()}
-        mean = _mean([state["statistics"] for state in own])
-        tensors |= {f"model.{name}": tensor.clone() for name, tensor in named_statistics(model, mean).items()}
+        for key, (prefix, network) in networks.items():
+            mean = named_statistics(network, _mean([state[key] for state in own]))
+            tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in mean.items()}
     world.lead(lambda: _write(folder, position, tensors))
 
 
@@ -127,6 +133,9 @@ def restore_step(checkpoint: Checkpoint, step: Step, *, seed: int = 0) -> None:
         # Momentum starts anew with each stage, so it is taken over only within one.
         for name, tensor in checkpoint.part("momentum.").items():
             step.momentum()[name].copy_(tensor)
+        # So does the average: a stage begins with that of the one before it as its weights.
+        for name, tensor in checkpoint.part("average.").items():
+            step.averaged()[name].copy_(tensor)
     if checkpoint.position.step:
         step.sums.copy_(checkpoint.tensors["sums"])
     world, place = step.world, checkpoint.position
@@ -141,6 +150,9 @@ def restore_step(checkpoint: Checkpoint, step: Step, *, seed: int = 0) -> None:
         torch.mps.set_rng_state(own["random.mps"])
     if "statistics" in own:
         put_statistics(step.model, own["statistics"])
+    within = checkpoint.position.step or checkpoint.position.epoch
+    if "averaged_statistics" in own and step.average is not None and within:
+        put_statistics(step.average.model, own["averaged_statistics"])
 
 
 def _files(folder: Path) -> list[Path]:

@@ -25,14 +25,17 @@ from codinet.environment import describe
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation, evaluate, summarise
 from codinet.kernels import available
+from codinet.model import RoutedNetwork
 from codinet.records import PathTable
 from codinet.relaxation import hard
 from codinet.runs import DataBrief, RunFolder, build_model
 from codinet.train import accelerate, checkpoint
 from codinet.train.budget import BudgetController, find_threshold
 from codinet.train.checkpoint import Checkpoint, Position
+from codinet.train.distillation import Teacher
 from codinet.train.distributed import World, seed_apart
 from codinet.train.reporting import Reporter
+from codinet.train.sources import begin_from, read_sources
 from codinet.train.stages import Stage, stages_of
 from codinet.train.step import Speed, Step
 
@@ -110,7 +113,9 @@ class _Training:
         *,
         resume: bool,
     ) -> None:
-        self.config, self.dataset, self.device, self.reporter = config, dataset, device, reporter
+        self.sources = world.lead(lambda: read_sources(config, out, resume=resume))
+        self.config = config = self.sources.note(config)
+        self.dataset, self.device, self.reporter = dataset, device, reporter
         self.world, self.loader, self.compile, self.amp = world, means.loader, means.compile, means.amp
         self.kernels = means.kernels and means.amp and available(device)
         self.sync_bn = means.sync_bn and world.size > 1
@@ -128,6 +133,9 @@ class _Training:
         self.model = build_model(self.config.network, brief).to(self.device)
         if self.device.type == "cuda":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        start, teacher = self.sources.start.source, self.sources.teacher.source
+        self.misfits = begin_from(start, self.model) if start else []
+        self.teacher = Teacher(teacher.build(), teacher.data, self.dataset, self.device) if teacher else None
         self.table = block_costs(self.model, self.dataset.image_shape)
         self.controller = self._controller()
         if self.sync_bn:
@@ -197,7 +205,13 @@ class _Training:
         start = found.position
         if found.tensors:
             checkpoint.restore(found, self.model, self.controller)
+        else:
+            self.sources.start.require()
+        self.sources.teacher.require()
         self._announce(start)
+        if self.misfits and not found.tensors:
+            what = " and ".join(self.misfits)
+            self.reporter.warn(f"Other {what} than ours are in {self.config.extra.start}; ours start fresh.")
         if found.tensors and found.processes != self.world.size:
             self.reporter.warn(
                 f"The processes that train were {found.processes} and are now {self.world.size}; random views and "
@@ -235,15 +249,21 @@ class _Training:
         step, go = self._build_step(stage)
         if start.tensors:
             checkpoint.restore_step(start, step, seed=self.config.seed)
+        elif number == 0 and self.sources.start.source:
+            self._save(Position(), step)  # from here on, the run that it starts from may go
         self.saved_at = time.monotonic()
         self.model.train()
         for epoch in range(start.position.epoch, stage.epochs):
             first = start.position.step if epoch == start.position.epoch else 0
             self._run_epoch(number, epoch, first, step, go)
             self.world.average_statistics(self.model)
+            if step.average:
+                self.world.average_statistics(step.average.model)
             self.world.each(partial(self._stop_if_not_finite, stage, epoch, step))
+            if step.average and epoch + 1 == stage.epochs:
+                step.average.adopt()
             if not stage.train_routers or epoch + 1 == stage.epochs:
-                self._calibrate()
+                self._calibrate(step.judged)
             self._log(stage, epoch, step)
             step.sums.zero_()
             after = Position(number, epoch + 1, 0, self.rows)
@@ -290,6 +310,7 @@ class _Training:
             amp=self.amp,
             speed=speed,
             world=self.world,
+            teacher=self.teacher,
         )
 
     def _run_epoch(self, number: int, epoch: int, first: int, step: Step, go: Any) -> None:
@@ -321,26 +342,34 @@ class _Training:
                 f"{stage.name} stage; start again with a lower --lr and another --out."
             )
         # The last step may have spoiled the weights without having seen it in its own loss.
-        if not torch.stack([tensor.isfinite().all() for tensor in self.model.state_dict().values()]).all():
+        tensors = [*self.model.state_dict().values(), *step.averaged().values()]
+        if not torch.stack([tensor.isfinite().all() for tensor in tensors]).all():
             raise UserError(
                 f"The weights stopped being finite numbers in epoch {epoch + 1} of the {stage.name} stage; "
                 "start again with a lower --lr and another --out."
             )
 
-    def _calibrate(self) -> None:
-        """Shift the routers so that plain images in evaluation mode cost the budget."""
+    def _calibrate(self, judged: RoutedNetwork) -> None:
+        """Shift the routers so that plain images in evaluation mode cost the budget.
+
+        Where the network that is judged is an average of the one that is trained, both are shifted alike: else the
+        average would drift back to where it was.
+        """
         budget = self.config.losses.budget
         if self.controller is None or budget is None or self.model.routers is None:
             return
 
         def cost_at(threshold: float) -> float:
-            return self._evaluate(partial(self.model, decide=partial(hard, threshold=threshold)), None).cost_share
+            return self._evaluate(partial(judged, decide=partial(hard, threshold=threshold)), None).cost_share
 
-        self.model.eval()
+        was_training = judged.training
+        judged.eval()
         if abs(cost_at(0.5) - budget) > TOLERANCE:
             threshold = find_threshold(cost_at, budget)
-            self.model.routers.shift(-math.log(threshold / (1 - threshold)))
-        self.model.train()
+            for network in {self.model, judged}:
+                assert network.routers is not None
+                network.routers.shift(-math.log(threshold / (1 - threshold)))
+        judged.train(was_training)
 
     def _evaluate(self, model: Any, data: Resident | Stream | None) -> Evaluation:
         data = self.calibration_data if data is None else data  # not `or`, for a share may be empty
@@ -353,7 +382,7 @@ class _Training:
 
     def _log(self, stage: Stage, epoch: int, step: Step) -> None:
         means = step.means()
-        held = self._evaluate(self.model, self.watched_data)
+        held = self._evaluate(step.judged, self.watched_data)
         row: dict[str, Any] = {"stage": stage.name, "epoch": epoch + 1, "watched": self._watched, **means}
         row |= {"train_accuracy": 100 * means["accuracy"], "train_cost_share": means["cost_share"]}
         row |= held.summary()

@@ -20,6 +20,7 @@ class Stage:
     lr: float
     schedule: str
     warmup: float  # epochs
+    milestones: tuple[float, ...] = ()  # shares of the epochs after which a multi-step rate drops tenfold
 
     def lr_at(self, epoch: float) -> float:
         """Learning rate after `epoch` epochs (a fraction counts) of this stage."""
@@ -27,7 +28,7 @@ class Stage:
         done = epoch / self.epochs
         if self.schedule == "cosine":
             return rate * 0.5 * (1 + math.cos(math.pi * done))
-        return rate * 0.1 ** ((done >= 0.6) + (done >= 0.8))
+        return rate * 0.1 ** sum(done >= mark for mark in self.milestones)
 
 
 def stages_of(config: RunConfig) -> list[Stage]:
@@ -64,4 +65,5 @@ def _stage(name: str, schedule: ScheduleConfig, *, decide: Decide, train_routers
         lr=schedule.lr,
         schedule=schedule.schedule,
         warmup=min(schedule.warmup, schedule.epochs / 5),
+        milestones=schedule.milestones,
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from codinet.config import LossConfig, RunConfig
+from codinet.config import ExtraConfig, LossConfig, RunConfig
 from codinet.cost import CostTable
 from codinet.data.resident import Resident
 from codinet.data.views import random_views
@@ -24,15 +24,17 @@ from codinet.losses import Terms, consistency, diversity, expected_cost, score_d
 from codinet.model import RoutedNetwork, RoutedStep, train_only
 from codinet.records import RoutedOutput
 from codinet.relaxation import run_probability
+from codinet.train.averaging import Average
 from codinet.train.budget import BudgetController
+from codinet.train.distillation import Teacher, distillation
 from codinet.train.distributed import World
 from codinet.train.stages import Stage
 
 SUMS = (
-    *("loss", "classification", "consistency", "diversity", "cost", "decay"),
+    *("loss", "classification", "consistency", "diversity", "cost", "decay", "distillation"),
     *("gamma", "accuracy", "cost_share", "steps"),
 )
-_TERMS = SUMS[:6]
+_TERMS = SUMS[:7]
 _COST_SHARE = SUMS.index("cost_share")
 
 
@@ -64,6 +66,7 @@ class Step:
         amp: bool,
         speed: Speed = Speed(),  # noqa: B008  # never changes
         world: World | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         device = data.labels_N.device
         schedule, network = config.schedule, config.network
@@ -71,7 +74,7 @@ class Step:
         self.world = world or World()
         assert schedule.batch % self.world.size == 0
         self.model, self.data, self.stage, self.controller = model, data, stage, controller
-        self.losses, self.views = config.losses, schedule.views
+        self.losses, self.extra, self.views = config.losses, config.extra, schedule.views
         self.acting = stage.path_losses and network.routed
         self.pad, self.flip, self.amp, self.device = pad, flip, amp, device
         self.weights_N = table.loss_weights().to(device)
@@ -79,11 +82,14 @@ class Step:
 
         train_only(model, routers=stage.train_routers, backbone=True)
         self.shared = self.world.share(model)
+        self.average = Average(model, config.extra.ema) if config.extra.ema else None
         self.speed, self.stem, self.inputs = speed, speed.compile(model.stem), speed.compile(_inputs)
+        self.teacher, self.teacher_stem = teacher, speed.compile(teacher.model.stem) if teacher else None
         # What other processes are asked for cannot be compiled.
         self.judge = speed.compile(_judge) if self.world.alone else _judge
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.lr = torch.zeros((), device=device)
+        self.gamma = torch.full((), self.losses.gamma or 0.0, device=device)  # where no controller sets it
         self.optimizer = torch.optim.SGD(
             self.trained.values(),
             lr=self.lr,
@@ -101,24 +107,45 @@ class Step:
     def momentum(self) -> dict[str, torch.Tensor]:
         return {name: self.optimizer.state[p]["momentum_buffer"] for name, p in self.trained.items()}
 
+    def averaged(self) -> dict[str, torch.Tensor]:
+        """What is kept of the averaged network; nothing where there is none."""
+        return {} if self.average is None else self.average.state()
+
+    @property
+    def judged(self) -> RoutedNetwork:
+        """The network that counts: the averaged one, where there is one."""
+        return self.model if self.average is None else self.average.model
+
     def __call__(self) -> None:
         inputs_BCHW, labels_B = self.inputs(self.data, self.index_L, self.views, self.pad, self.flip)
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.amp else nullcontext():
+            taught_BK = self._ask_teacher(inputs_BCHW)
             output = self.shared(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
-        gamma = self.controller.gamma() if self.controller else self.lr.new_tensor(self.losses.gamma or 0.0)
+        gamma = self.controller.gamma() if self.controller else self.gamma
         loss, mine = self.judge(
             *(output, labels_B, self.views, self.losses, gamma * self.acting, self.weights_N, self.run_share_N),
             rows=self.world.rows if self.acting else None,
+            extra=self.extra,
+            taught_BK=taught_BK,
         )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
         with torch.no_grad():
             figures = self.world.mean_(mine)
             figures[_COST_SHARE] += self.base_share
             if self.acting and self.controller:
                 self.controller.observe(figures[_COST_SHARE])
             self._note(figures)
+
+    @torch.no_grad()
+    def _ask_teacher(self, inputs_BCHW: torch.Tensor) -> torch.Tensor | None:
+        if self.teacher is None:
+            return None
+        images_BCHW = self.teacher.prepare(inputs_BCHW)
+        return self.teacher.model(images_BCHW, step=self.speed.block, stem=self.teacher_stem).logits_BK
 
     def _note(self, figures: torch.Tensor) -> None:
         finite = figures[: len(_TERMS)].isfinite()
@@ -159,11 +186,14 @@ def _judge(
     run_share_N: torch.Tensor,
     *,
     rows: Callable[[torch.Tensor], torch.Tensor] | None,
+    extra: ExtraConfig,
+    taught_BK: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of this process's images, and its `SUMS`. `rows` fetches everybody's paths; without it, paths do not
-    matter."""
+    matter. `taught_BK` are the teacher's answers."""
     zero = torch.zeros_like(gamma)
-    terms, decay = Terms(F.cross_entropy(output.logits_BK, labels_B), zero, zero, zero), zero
+    classification = F.cross_entropy(output.logits_BK, labels_B, label_smoothing=extra.label_smoothing)
+    terms, decay, taught = Terms(classification, zero, zero, zero), zero, zero
     if rows is not None:
         paths_BN = output.path_BN if losses.paths == "noised" else run_probability(output.scores_BN2)
         paths_LMN = paths_BN.unflatten(0, (-1, views))
@@ -173,11 +203,15 @@ def _judge(
             cost=expected_cost(paths_BN, weights_N),
         )
         decay = score_decay(output.scores_BN2)
-    loss = total(terms, alpha=losses.alpha, beta=losses.beta, gamma=gamma) + losses.score_decay * decay
+    learnt = terms
+    if taught_BK is not None:
+        taught = distillation(output.logits_BK, taught_BK, temperature=extra.distill_temperature)
+        learnt = terms._replace(classification=(1 - extra.distill) * classification + extra.distill * taught)
+    loss = total(learnt, alpha=losses.alpha, beta=losses.beta, gamma=gamma) + losses.score_decay * decay
     hard_BN = (output.scores_BN2[..., 1] >= output.scores_BN2[..., 0]).float()
     cost_share = (hard_BN @ run_share_N).mean()
     hits = (output.logits_BK.argmax(dim=1) == labels_B).float().mean()
-    figures = [loss, *terms, decay, gamma, hits, cost_share, torch.ones_like(loss)]
+    figures = [loss, *terms, decay, taught, gamma, hits, cost_share, torch.ones_like(loss)]
     return loss, torch.stack([figure.detach() for figure in figures])
 
 

@@ -1,0 +1,133 @@
+"""A record: what one run came to, how it was made and where, as it stands in results/NAME.json."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from codinet import files
+from codinet.data.official import KNOWN
+from codinet.errors import UserError, unknown
+from codinet.results.tables import TABLES, label_of
+from codinet.runs import RunFolder
+from codinet.sweep.methods import method_of
+from codinet.sweep.words import train_words
+
+FORMAT = 1
+Record = dict[str, Any]
+FIGURES = ("accuracy", "cost_share", "macs", "paper_gmaccs", "mean_blocks", "distinct_paths", "path_entropy", "n")
+_NEEDED = ("tables", "data", "data_sha256", "arch", "method", "budget", "gamma", "seed", "config", "command")
+
+
+def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """The run folders among the paths, and in those that are folders of runs."""
+    found: list[RunFolder] = []
+    for path in paths:
+        inner = [] if (path / "config.json").exists() else sorted(file.parent for file in path.glob("*/config.json"))
+        if path.is_dir() and not inner and not (path / "config.json").exists():
+            raise UserError(f"{path} holds no runs; name run folders, or the folder of a sweep.")
+        found += [RunFolder.open(folder) for folder in inner or [path]]
+    if not found:
+        raise UserError("There is nothing to add; name run folders, or the folder of a sweep.")
+    return found
+
+
+def record_of(run: RunFolder, tables: Sequence[str]) -> Record:
+    """The run as it will be told of; `UserError` if it is none for tables."""
+    for table in tables:
+        if table not in TABLES:
+            raise unknown("table", table, TABLES)
+    _require_fit(run)
+    figures = run.load_evaluation()
+    if not isinstance(figures, dict) or any(type(figures.get(key)) not in (int, float) for key in FIGURES):
+        raise files.DamagedError(f"{run.path / 'evaluation.json'} holds no evaluation; restore it or train again.")
+    config, made = run.config, run.environment
+    record: Record = {
+        "format": FORMAT,
+        "data": config.source if config.source in KNOWN else Path(run.data.name).name,
+        "data_sha256": run.data.sha256,
+        "arch": config.network.arch,
+        "method": method_of(config),
+        "budget": config.losses.budget if config.network.routed else None,
+        "gamma": config.losses.gamma if config.network.routed else None,
+        "seed": config.seed,
+        "epochs": config.schedule.epochs,
+        "finetune": config.schedule.finetune if config.network.routed else 0,
+        **{key: figures[key] for key in FIGURES},
+        "config": run.recipe(),
+        "command": _command(run),
+        "commit": made.get("commit"),
+        "device": made.get("device"),
+        "versions": {key: made.get(key) for key in ("codinet", "python", "torch")},
+        "wall_s": run.wall_seconds(),
+    }
+    rows = {table: label_of(table, record) for table in sorted(tables)}
+    return {"format": FORMAT, "name": _name(record), "tables": rows, **record}
+
+
+def _require_fit(run: RunFolder) -> None:
+    if not run.finished:
+        raise UserError(f"{run.path} is not finished; finish it with codinet train … --resume.")
+    if run.config.data.holdout:
+        raise UserError(
+            f"{run.path} is a development run: it held {run.config.data.holdout} training images back to choose "
+            "recipes on; tables take runs without --holdout."
+        )
+    if "zoo" in run.environment:
+        raise UserError(f"{run.path} was unpacked from the zoo; tables take the runs that networks were trained in.")
+
+
+def _command(run: RunFolder) -> str:
+    words = train_words(run.config, Path("RUN"))
+    return " ".join(["codinet", *(Path(word).name if os.sep in word else word for word in words[:-1])])
+
+
+def _name(record: Record) -> str:
+    """What it is, and a digest that tells it from all that is not the same training."""
+    told = json.dumps([record["config"], record["data_sha256"]], sort_keys=True)
+    cost = "" if record["budget"] is None else f"-{record['budget']:g}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:8]
+    return f"{record['data']}-{record['arch']}-{record['method']}{cost}-seed{record['seed']}-{digest}"
+
+
+def keep(records: Sequence[Record], folder: Path, *, replace: bool = False) -> list[Path]:
+    """Write them, one file each. A record that is there already keeps its tables and gains the new ones."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot make the folder {folder}: {error.strerror}; choose another --results.") from error
+    written = []
+    for record in records:
+        file = folder / f"{record['name']}.json"
+        if file.exists():
+            before = read(file)
+            same = all(before.get(key) == record[key] for key in FIGURES)
+            if not same and not replace:
+                raise UserError(f"{file} holds another outcome of the same run; keep it, or give --replace.")
+            record = {**record, "tables": dict(sorted({**before["tables"], **record["tables"]}.items()))}
+        written.append((file, record))
+    for file, record in written:  # nothing is written unless all can be
+        files.write_json(file, record)
+    return [file for file, _ in written]
+
+
+def read(file: Path) -> Record:
+    record = files.read_json(file)
+    if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("name") != file.stem:
+        raise files.DamagedError(f"{file} is no result that this version reads; restore it or add the run again.")
+    missing = [key for key in _NEEDED if key not in record]
+    missing += [key for key in FIGURES if type(record.get(key)) not in (int, float)]
+    if missing or not isinstance(record["tables"], dict):
+        raise files.DamagedError(f"{file} is no whole result; restore it or add the run again.")
+    for table in record["tables"]:
+        if table not in TABLES:
+            raise unknown(f"table ({file})", table, TABLES)
+    return record
+
+
+def read_all(folder: Path) -> list[Record]:
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}; make it with codinet results add RUNS.")
+    return [read(file) for file in sorted(folder.glob("*.json"))]

@@ -1,0 +1,141 @@
+"""From a finished run folder to a network of the zoo: weights halved, figures measured again, a card.
+
+The figures are of the weights as they will be loaded (half precision, widened), so that whoever evaluates the
+network finds what its card says.
+"""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import torch
+
+from codinet import files
+from codinet.cost import CostTable, block_costs
+from codinet.data import Dataset
+from codinet.data.official import KNOWN
+from codinet.environment import describe
+from codinet.errors import UserError
+from codinet.evaluate import Evaluation
+from codinet.runs import DataBrief, RunFolder, measure
+from codinet.zoo.card import FIGURES, FORMAT, Card
+from codinet.zoo.open_run import widened
+from codinet.zoo.shelf import NAME, zoo_folder
+
+LIMIT = 25 * 10**6  # bytes of weights that a package may bring along
+BATCH = 250  # that of `codinet eval`, for sums of another order may round otherwise
+THRESHOLD = 0.5
+_VERSIONS = ("codinet", "python", "torch")
+
+
+def add(
+    run: RunFolder, name: str, data_root: Path, *, device: torch.device, replace: bool = False, into: Path | None = None
+) -> Card:
+    """Put a run into the zoo; weights first, for the card says that they are there."""
+    folder = into or zoo_folder()
+    _check_name(name, folder, replace=replace)
+    as_trained = _check_run(run)
+    model = run.load_model()
+    dataset = _dataset(run, data_root)
+    halved = {key: _halved(key, tensor, run) for key, tensor in model.state_dict().items()}
+    model.load_state_dict({key: widened(tensor) for key, tensor in halved.items()})
+    evaluation = measure(model.to(device), dataset, device, batch=BATCH, threshold=THRESHOLD)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot make the zoo's folder {folder}: {error.strerror}; see CODINET_ZOO.") from error
+    file = folder / f"{name}.safetensors"
+    _check_room(folder, file, halved)
+    files.save_tensors(file, halved, about=dataclasses.asdict(model.config))
+    card = _card(run, name, as_trained, evaluation, block_costs(model, run.data.image_shape), device, file)
+    files.write_json(file.with_suffix(".json"), card.content)
+    return card
+
+
+def _check_name(name: str, folder: Path, *, replace: bool) -> None:
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} is no name for a network; use small letters, digits, dots and dashes: cifar10-resnet32-065."
+        )
+    if (folder / f"{name}.json").exists() and not replace:
+        raise UserError(f"The zoo has a {name} already; give another --name, or --replace.")
+
+
+def _check_run(run: RunFolder) -> dict[str, float]:
+    """The run's own figures, if it is one that may be shared."""
+    if not run.finished:
+        raise UserError(f"{run.path} is not finished; finish it with codinet train … --resume.")
+    if "zoo" in run.environment:
+        raise UserError(f"{run.path} comes from the zoo, where it is {run.environment['zoo']}; add a run of your own.")
+    if run.config.source not in KNOWN:
+        raise UserError(
+            f"{run.path} was trained on {Path(run.config.source).name}, which others do not have; the zoo takes "
+            f"networks of {', '.join(KNOWN)}."
+        )
+    figures = run.load_evaluation()
+    if not isinstance(figures, dict) or any(type(figures.get(key)) not in kinds for key, kinds in FIGURES.items()):
+        raise files.DamagedError(f"{run.path / 'evaluation.json'} holds no evaluation; restore it or train again.")
+    return {key: figures[key] for key in FIGURES}
+
+
+def _dataset(run: RunFolder, data_root: Path) -> Dataset:
+    dataset = run.load_dataset(data_root)
+    if DataBrief.of(dataset).sha256 != run.data.sha256:
+        raise UserError(f"{run.path} was trained on other data than {dataset.name} holds now; point --data-root to it.")
+    return dataset
+
+
+def _halved(key: str, tensor: torch.Tensor, run: RunFolder) -> torch.Tensor:
+    half = tensor.half() if tensor.is_floating_point() else tensor
+    if not bool(torch.isfinite(half).all()):
+        raise UserError(f"{key} of {run.path} is too large for half precision, which the zoo keeps; train it again.")
+    return half
+
+
+def _check_room(folder: Path, file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    others = sum(other.stat().st_size for other in folder.glob("*.safetensors") if other != file)
+    own = sum(tensor.nbytes for tensor in tensors.values())
+    if others + own > LIMIT:
+        raise UserError(
+            f"The zoo would grow to {(others + own) / 1e6:.1f} MB of weights, and it may hold {LIMIT / 1e6:.0f}; "
+            "take a network out first."
+        )
+
+
+def _card(
+    run: RunFolder,
+    name: str,
+    as_trained: dict[str, float],
+    evaluation: Evaluation,
+    table: CostTable,
+    device: torch.device,
+    file: Path,
+) -> Card:
+    here = describe(device)
+    network, data = run.config.network, run.data
+    content = {
+        "format": FORMAT,
+        "name": name,
+        "data": run.config.source,
+        "data_sha256": data.sha256,
+        "arch": network.arch,
+        "routed": network.routed,
+        "router": network.router,
+        "classes": list(data.classes),
+        "image_shape": list(data.image_shape),
+        "normalisation": {"mean": list(data.mean), "std": list(data.std)},
+        "cost": {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(table).items()},
+        "recipe": run.recipe(),
+        "seed": run.config.seed,
+        "commit": run.environment.get("commit"),
+        "device": str(run.environment.get("device")),
+        "versions": {key: run.environment.get(key) for key in _VERSIONS},
+        "wall_s": run.wall_seconds(),
+        **evaluation.summary(),
+        "threshold": THRESHOLD,
+        "as_trained": as_trained,
+        "measured": {key: here[key] for key in (*_VERSIONS, "commit", "device")} | {"batch": BATCH},
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        "bytes": file.stat().st_size,
+    }
+    return Card.of(content, file.with_suffix(".json"))

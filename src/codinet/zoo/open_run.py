@@ -1,0 +1,70 @@
+"""A run folder or `zoo:NAME`, opened into the same thing."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from codinet import files
+from codinet.errors import UserError
+from codinet.model import CoDiNet
+from codinet.records import PathTable
+from codinet.runs import ZOO, RunFolder, build_model, load_weights
+from codinet.zoo.card import RESTORE, Card
+from codinet.zoo.shelf import find, weights_of
+
+
+@dataclass(frozen=True)
+class ZooRun(RunFolder):
+    """A network of the zoo, to be read like a finished run folder and never written; `path` is only its name."""
+
+    card: Card
+    file: Path  # its weights
+
+    @property
+    def finished(self) -> bool:
+        return True
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return []
+
+    def load_model(self, device: torch.device | None = None) -> CoDiNet:
+        model = build_model(self.config.network, self.data)
+        load_weights(model, load_checked(self.card, self.file), self.file)
+        return model.to(device).eval()
+
+    def load_paths(self) -> PathTable:
+        raise UserError(f"{self.path} comes without its path table; make it with codinet zoo unpack {self.card.name}.")
+
+    def load_evaluation(self) -> dict[str, Any]:
+        return self.card.figures()
+
+
+def open_run(path: Path | str) -> RunFolder:
+    """What eval, predict, explore, bench and export take."""
+    if not str(path).startswith(ZOO):
+        return RunFolder.open(Path(path))
+    return open_entry(find(str(path).removeprefix(ZOO)))
+
+
+def open_entry(card: Card, folder: Path | None = None) -> ZooRun:
+    where = Path(f"{ZOO}{card.name}")
+    return ZooRun(where, card.config(), card.brief(), card.environment(), card, weights_of(card, folder))
+
+
+def load_checked(card: Card, file: Path) -> dict[str, torch.Tensor]:
+    """The weights in full precision, if the file is the very one that the card speaks of."""
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"The weights {file} cannot be read ({error.strerror}); {RESTORE}") from error
+    if digest != card["sha256"]:
+        raise files.DamagedError(f"{file} is not the file that its card speaks of: the sha256 differs; {RESTORE}")
+    tensors, _ = files.load_tensors(file)
+    return {name: widened(tensor) for name, tensor in tensors.items()}
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor

@@ -1,0 +1,60 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from codinet.cli import main
+
+Said = pytest.CaptureFixture[str]
+
+
+def refused(capsys: Said, *words: str) -> str:
+    assert main(["results", *words]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_from_a_folder_of_runs_to_the_page(finished_run: Path, tmp_path: Path, capsys: Said) -> None:
+    shutil.copytree(finished_run, tmp_path / "sweep" / "one")
+    folder, page = tmp_path / "results", tmp_path / "results.md"
+    words = ["--table", "results", "ablation", "--results", str(folder)]
+    assert main(["results", "add", str(tmp_path / "sweep"), *words]) == 0
+    assert capsys.readouterr().out.startswith(f"1 result in {folder}")
+    assert main(["results", "render", "--results", str(folder), "--out", str(page), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"page": str(page), "results": 1}
+    text = page.read_text()
+    accuracy = json.loads((finished_run / "evaluation.json").read_text())["accuracy"]
+    assert text.count(f"| ResNet-20, CoDiNet | batch 16 | 1 + 1 | 0.6 | {accuracy:.2f} (1) |") == 2
+    assert str(tmp_path) not in text
+    assert main(["results", "render", "--results", str(folder), "--out", str(page)]) == 0
+    assert capsys.readouterr().out == f"{page} shows 1 result.\n"
+    assert page.read_text() == text
+
+
+def test_a_run_that_is_refused_leaves_nothing(
+    finished_run: Path, tmp_path: Path, train_words: Callable[..., list[str]], capsys: Said
+) -> None:
+    assert main(train_words(tmp_path / "held", "--holdout", "16")) == 0
+    capsys.readouterr()
+    words = [str(finished_run), str(tmp_path / "held"), "--results", str(tmp_path / "results")]
+    assert "is a development run: it held 16 training images back" in refused(capsys, "add", *words)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["add"], "There is nothing to add"),
+        (["add", "no/such/run"], "There is no run folder no/such/run"),
+        (["add", "RUN", "--table", "ablatoin"], "'ablatoin' is no table known here (perhaps you meant ablation)"),
+        (["add", "zoo:x"], "is no folder to work in"),
+        (["render", "RUN"], "render takes no runs"),
+        (["render", "--results", "no/such/folder"], "There is no folder no/such/folder"),
+    ],
+)
+def test_what_cannot_be_done_is_said(finished_run: Path, words: list[str], sentence: str, capsys: Said) -> None:
+    assert sentence in refused(capsys, *(str(finished_run) if word == "RUN" else word for word in words))

@@ -1,0 +1,44 @@
+"""Finished run folders without the training: a config, figures, and where they were made."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codinet import files
+from codinet.config import NetworkConfig, RunConfig, resolve
+from codinet.presets import paper
+from codinet.runs import DataBrief, RunFolder
+from codinet.sweep.methods import METHODS
+
+MADE = {"codinet": "0.1.0", "commit": "abc", "python": "3.11", "torch": "2.13", "device": "H200"}
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """A run of ResNet-110 on CIFAR-10 with the paper's recipe, but for what is said; `figures` are what it came to."""
+
+    def make(
+        name: str,
+        *,
+        method: str = "codinet",
+        budget: float | None = 0.57,
+        seed: int = 0,
+        config: Callable[[RunConfig], RunConfig] = lambda config: config,
+        **figures: Any,
+    ) -> Path:
+        base = replace(paper("cifar10"), network=NetworkConfig(arch="resnet110"), seed=seed)
+        if method != "static":
+            base = replace(base, losses=replace(base.losses, budget=budget))
+        made = resolve(METHODS[method](config(base)), gpu=True)
+        brief = DataBrief("CIFAR-10", ("a",) * 10, (0.5,) * 3, (0.5,) * 3, (3, 32, 32), "d" * 64)
+        folder = RunFolder.create(tmp_path / "runs" / name, made, brief, MADE)
+        found = {"accuracy": 94.0, "loss": 0.2, "cost_share": budget or 1.0, "macs": 2.5e8, "paper_gmaccs": 0.29}
+        found |= {"mean_blocks": 30.0, "distinct_paths": 300, "path_entropy": 3.0, "always_on": 1, "always_off": 1}
+        files.write_json(folder.path / "evaluation.json", {**found, "n": 10_000, **figures})
+        files.write_json(folder.path / "timing.json", {"seconds": 1800.0})
+        return folder.path
+
+    return make

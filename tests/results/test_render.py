@@ -1,0 +1,136 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codinet.config import ExtraConfig, RunConfig
+from codinet.results.record import Record, read_all, record_of
+from codinet.results.render import NOTHING, render
+from codinet.runs import RunFolder
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def record(make_run: Make) -> Callable[..., Record]:
+    number = iter(range(99))
+
+    def make(*tables: str, **words: Any) -> Record:
+        return record_of(RunFolder.open(make_run(str(next(number)), **words)), tables or ["results"])
+
+    return make
+
+
+def cells(page: str, label: str) -> list[str]:
+    """Of the one row of that name."""
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| {label} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def quick(config: RunConfig) -> RunConfig:
+    return replace(
+        config,
+        losses=replace(config.losses, alpha=1.0, beta=1.0, m_d=1.0),
+        schedule=replace(config.schedule, epochs=30, finetune=6, schedule="cosine"),
+        extra=ExtraConfig(ema=0.999),
+    )
+
+
+def test_the_page_of_this_repository_is_what_its_results_give() -> None:
+    assert (ROOT / "docs" / "results.md").read_text() == render(read_all(ROOT / "results")), (
+        "docs/results.md is behind results/; run codinet results render"
+    )
+
+
+def test_without_results_it_says_so() -> None:
+    assert render([]).endswith(NOTHING)
+
+
+def test_seeds_become_a_mean_and_a_spread(record: Callable[..., Record]) -> None:
+    page = render([record(seed=seed, accuracy=94.0 + seed, distinct_paths=270 + seed) for seed in range(3)])
+    row = cells(page, "ResNet-110, CoDiNet")
+    assert row[1:6] == ["`paper`", "250 + 20", "0.57", "95.00 ± 1.00 (3)", "94.47"]
+    assert row[6:10] == ["0.570 ± 0.000", "0.290 ± 0.000", "0.29", "271 ± 1"]
+    assert row[11] == "0.53 points above the paper at its cost"
+    assert "Runs: 3; 1.5 hours of training." in page
+    assert "Devices: H200. Commits: abc. torch: 2.13." in page
+
+
+def test_the_order_of_records_does_not_matter(record: Callable[..., Record]) -> None:
+    records = [record(seed=seed, method=method) for seed in (1, 0) for method in ("codinet", "static", "vanilla")]
+    assert render(records) == render(records[::-1])
+    names = [line.split("|")[1].strip() for line in render(records).splitlines() if line.startswith("| ResNet")]
+    assert names == ["ResNet-110, static", "ResNet-110, vanilla routing", "ResNet-110, CoDiNet"]
+
+
+def test_a_shortfall_is_said(record: Callable[..., Record]) -> None:
+    row = cells(render([record("ablation", accuracy=93.0, distinct_paths=20)]), "ResNet-110, CoDiNet")
+    assert row[11] == "**falls short** of the paper by 1.47 points; 20 paths where the paper has 276"
+
+
+def test_a_dearer_network_is_said(record: Callable[..., Record]) -> None:
+    row = cells(render([record(accuracy=94.47, paper_gmaccs=0.312)]), "ResNet-110, CoDiNet")
+    assert row[11] == "as accurate as the paper for 0.02 G more"
+
+
+@pytest.mark.parametrize(("share", "missed"), [(0.589, ""), (0.551, ""), (0.6, "+0.030"), (0.5, "-0.070")])
+def test_a_missed_budget_is_marked(record: Callable[..., Record], share: float, missed: str) -> None:
+    remark = cells(render([record(cost_share=share)]), "ResNet-110, CoDiNet")[11]
+    assert ("**budget missed** by" in remark) == bool(missed)
+    assert missed in remark
+
+
+def test_one_seed_that_misses_is_not_averaged_away(record: Callable[..., Record]) -> None:
+    page = render([record(seed=0, cost_share=0.54), record(seed=1, cost_share=0.60)])
+    assert "**2 of 2 runs: budget missed** by +0.030" in cells(page, "ResNet-110, CoDiNet")[11]
+
+
+def test_a_collapse_is_said(record: Callable[..., Record]) -> None:
+    assert "routing collapsed to one path" in cells(render([record(distinct_paths=1)]), "ResNet-110, CoDiNet")[11]
+    static = cells(render([record(method="static", distinct_paths=1)]), "ResNet-110, static")
+    assert "collapsed" not in static[11]
+
+
+def test_another_recipe_is_another_row_and_told(record: Callable[..., Record]) -> None:
+    page = render([record(seed=0), record(seed=1), record(config=quick)])
+    rows = [line for line in page.splitlines() if line.startswith("| ResNet-110, CoDiNet |")]
+    assert len(rows) == 2
+    (row,) = (row for row in rows if "30 + 6" in row)
+    assert "| alpha 1, beta 1, m_d 1, schedule cosine, ema 0.999 |" in row
+    assert "30 epochs where the paper's recipe has 250" in row
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("static", "schedule cosine, ema 0.999"),
+        ("vanilla", "schedule cosine, ema 0.999"),
+        ("con", "alpha 1, schedule cosine, ema 0.999"),
+        ("div", "beta 1, m_d 1, schedule cosine, ema 0.999"),
+    ],
+)
+def test_settings_that_a_method_does_not_use_are_not_told(
+    record: Callable[..., Record], method: str, told: str
+) -> None:
+    assert f"| {told} |" in render([record("ablation", config=quick, method=method)])
+
+
+def test_a_margin_is_a_row_and_no_deviation(record: Callable[..., Record]) -> None:
+    page = render([record("margin", config=lambda c: replace(c, losses=replace(c.losses, m_d=0.25)))])
+    assert cells(page, "ResNet-110, CoDiNet, m_d = 0.25")[1] == "`paper`"
+    assert "Printed in the paper and not run here: ResNet-110, CoDiNet, m_d = 0.50 (94.47 %)" in page
+
+
+def test_other_data_has_no_row_of_the_paper(record: Callable[..., Record]) -> None:
+    page = render([record(config=lambda config: replace(config, source="digits")), record(method="static")])
+    assert page.index("CoDiNet: CIFAR-10") < page.index("CoDiNet: digits")
+    row = cells(page, "ResNet-110, CoDiNet")
+    assert [row[5], row[8], row[10], row[11]] == ["–", "–", "–", "–"]
+
+
+def test_the_commands_are_told_once_a_row(record: Callable[..., Record]) -> None:
+    page = render([record(seed=0), record(seed=1)])
+    assert page.count("codinet train cifar10") == 1
