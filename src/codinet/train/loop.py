@@ -7,7 +7,7 @@ writes the run folder and reports.
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from codinet import files
-from codinet.config import RunConfig, to_dict
+from codinet.config import RunConfig
 from codinet.cost import CostTable, block_costs
-from codinet.data.dataset import Dataset, Split
-from codinet.data.placing import Loader, Placing
-from codinet.data.resident import Resident, epoch_order
-from codinet.data.stream import Stream, lost_workers
+from codinet.data.dataset import Dataset
+from codinet.data.placing import Loader
+from codinet.data.resident import epoch_order
+from codinet.data.stream import lost_workers
 from codinet.environment import describe
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation, evaluate, summarise
@@ -34,14 +34,15 @@ from codinet.train.budget import BudgetController, find_threshold
 from codinet.train.checkpoint import Checkpoint, Position
 from codinet.train.distillation import Teacher
 from codinet.train.distributed import World, seed_apart
+from codinet.train.folder import open_folder
 from codinet.train.reporting import Reporter
 from codinet.train.sources import begin_from, read_sources
+from codinet.train.splits import Placed, split_data
 from codinet.train.stages import Stage, stages_of
 from codinet.train.step import Speed, Step
 
 SAVE_SECONDS = 300  # within long epochs, a checkpoint at least this often
 ASK_EVERY = 16  # steps after which several processes ask the first one whether it is time for that
-CALIBRATION_IMAGES = 5000
 TOLERANCE = 0.004  # gap between cost and budget, on calibration images, that is left as it is
 
 
@@ -127,7 +128,7 @@ class _Training:
         world.each(lambda: self._require_same_data(brief))
 
     def _set_up(self) -> DataBrief:
-        self._load_data()
+        self.splits = split_data(self.config, self.dataset, self.device, self.world, self.loader)
         brief = DataBrief.of(self.dataset)
         torch.manual_seed(self.config.seed)
         self.model = build_model(self.config.network, brief).to(self.device)
@@ -153,37 +154,6 @@ class _Training:
                 "does; give all machines the same."
             )
 
-    def _load_data(self) -> None:
-        holdout, size = self.config.data.holdout, self.config.schedule.batch
-        assert size is not None
-        if size % self.world.size:
-            raise UserError(
-                f"--batch {size} cannot be shared out equally among {self.world.size} processes; "
-                f"use a multiple of {self.world.size}."
-            )
-        train, watched = self.dataset.train, self.dataset.test
-        if holdout:
-            if holdout >= len(train):
-                raise UserError(f"--holdout {holdout} leaves nothing of {len(train)} training images; hold out fewer.")
-            order = epoch_order(len(train), seed=0, epoch=0)  # the same images whatever the run's seed
-            train, watched = train.subset(order[holdout:]), train.subset(order[:holdout])
-        self.steps = len(train) // size
-        if self.steps == 0:
-            raise UserError(f"--batch {size} is more than the {len(train)} training images; use a smaller one.")
-        placing = Placing(self.dataset, self.device)
-        self.watched_data = placing.place(self._share(watched))
-        self.test_data = placing.place(self._share(self.dataset.test)) if holdout else self.watched_data
-        quiet = watched if holdout else train.subset(torch.arange(min(CALIBRATION_IMAGES, len(train))))
-        self.calibration_data = placing.place(self._share(quiet))
-        self.train_data = placing.place(train, self.loader)  # last: the others are read more often than once an epoch
-
-    def _share(self, split: Split) -> Split:
-        """This process's share of images to evaluate: those of all, one after the other, are the split."""
-        if self.world.size == 1:
-            return split
-        first, after = (len(split) * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
-        return split.subset(torch.arange(first, after))
-
     def _controller(self) -> BudgetController | None:
         budget = self.config.losses.budget
         if not self.config.network.routed or budget is None:
@@ -194,13 +164,13 @@ class _Training:
                 f"A budget of {budget:g} cannot be met: with every block skipped {self.config.network.arch} still "
                 f"costs {least:.3f} of its static form; ask for more."
             )
-        return BudgetController(budget, steps=self.stages[0].epochs * self.steps, device=self.device)
+        return BudgetController(budget, steps=self.stages[0].epochs * self.splits.steps, device=self.device)
 
     def run(self) -> tuple[RunFolder, Evaluation]:
         if self.world.lead(lambda: self.folder.finished):
             self.reporter.warn(f"{self.folder.path} is finished already; here is what it reached.")
             self.model.load_state_dict(self.world.lead(lambda: self.folder.load_model().state_dict()))
-            return self.folder, self._evaluate(self.model, self.test_data)
+            return self.folder, self._evaluate(self.model, self.splits.test)
         found = self.world.lead(self._find_start)
         start = found.position
         if found.tensors:
@@ -219,7 +189,7 @@ class _Training:
             )
         for number in range(start.stage, len(self.stages)):
             self._run_stage(number, found if number == start.stage else Checkpoint(Position(rows=self.rows)))
-        evaluation = self._evaluate(self.model, self.test_data)
+        evaluation = self._evaluate(self.model, self.splits.test)
         self.world.lead(lambda: self.folder.save_results(self.model, evaluation))
         return self.folder, evaluation
 
@@ -232,8 +202,10 @@ class _Training:
 
     def _announce(self, start: Position) -> None:
         self.rows = start.rows
-        total = sum(stage.epochs for stage in self.stages) * self.steps
-        done = (sum(stage.epochs for stage in self.stages[: start.stage]) + start.epoch) * self.steps + start.step
+        total = sum(stage.epochs for stage in self.stages) * self.splits.steps
+        done = (
+            sum(stage.epochs for stage in self.stages[: start.stage]) + start.epoch
+        ) * self.splits.steps + start.step
         verb = "Resuming" if done else "Training"
         budget = self.config.losses.budget
         aim = f" to {budget:g} of its static cost" if self.controller else ""
@@ -300,7 +272,7 @@ class _Training:
         assert self.config.schedule.batch is not None
         return Step(
             self.model,
-            self.train_data.window(self.config.schedule.batch // self.world.size),
+            self.splits.train.window(self.config.schedule.batch // self.world.size),
             self.table,
             self.config,
             stage,
@@ -314,18 +286,20 @@ class _Training:
         )
 
     def _run_epoch(self, number: int, epoch: int, first: int, step: Step, go: Any) -> None:
-        stage, size = self.stages[number], len(step.index_L)
-        order = epoch_order(len(self.train_data), seed=self.config.seed, epoch=number * 100_000 + epoch)
-        mine = order[: self.steps * self.world.size * size].unflatten(0, (self.steps, self.world.size, size))
-        for i, index_L in enumerate(self.train_data.deliver(mine[first:, self.world.rank]), start=first):
-            done = epoch + i / self.steps
+        stage, size, steps = self.stages[number], len(step.index_L), self.splits.steps
+        order = epoch_order(len(self.splits.train), seed=self.config.seed, epoch=number * 100_000 + epoch)
+        mine = order[: self.splits.steps * self.world.size * size].unflatten(
+            0, (self.splits.steps, self.world.size, size)
+        )
+        for i, index_L in enumerate(self.splits.train.deliver(mine[first:, self.world.rank]), start=first):
+            done = epoch + i / self.splits.steps
             step.index_L.copy_(index_L)
             step.lr.fill_(stage.lr_at(done))
             if self.controller and stage.path_losses:
                 self.controller.aim(done / stage.epochs)
             go()
             self.reporter.advance()
-            if i + 1 < self.steps and self._is_time_to_save(i + 1):
+            if i + 1 < self.splits.steps and self._is_time_to_save(i + 1):
                 self._save(Position(number, epoch, i + 1, self.rows), step)
 
     def _is_time_to_save(self, steps: int) -> bool:
@@ -371,8 +345,8 @@ class _Training:
                 network.routers.shift(-math.log(threshold / (1 - threshold)))
         judged.train(was_training)
 
-    def _evaluate(self, model: Any, data: Resident | Stream | None) -> Evaluation:
-        data = self.calibration_data if data is None else data  # not `or`, for a share may be empty
+    def _evaluate(self, model: Any, data: Placed | None) -> Evaluation:
+        data = self.splits.calibration if data is None else data  # not `or`, for a share may be empty
         size = 1000 if self.device.type == "cuda" else 250
         if self.world.size == 1:
             return evaluate(model, data.batches(size), self.table)
@@ -382,7 +356,7 @@ class _Training:
 
     def _log(self, stage: Stage, epoch: int, step: Step) -> None:
         means = step.means()
-        held = self._evaluate(step.judged, self.watched_data)
+        held = self._evaluate(step.judged, self.splits.watched)
         row: dict[str, Any] = {"stage": stage.name, "epoch": epoch + 1, "watched": self._watched, **means}
         row |= {"train_accuracy": 100 * means["accuracy"], "train_cost_share": means["cost_share"]}
         row |= held.summary()
@@ -415,35 +389,3 @@ def join(parts: list[Evaluation], table: CostTable) -> Evaluation:
     paths = PathTable(*(torch.cat(column) for column in zip(*(part.paths for part in parts), strict=True)))
     loss = sum(part.loss * part.n for part in parts) / len(paths.label_T)
     return summarise(paths, table, loss=loss)
-
-
-def open_folder(
-    out: Path, config: RunConfig, brief: DataBrief, environment: dict[str, Any], *, resume: bool
-) -> RunFolder:
-    """A new run folder, or with `resume` the one that is there if it is the same run."""
-    if not (out / "config.json").exists():
-        if out.exists() and not out.is_dir():
-            raise UserError(f"{out} is a file, not a folder; choose another --out.")
-        if out.is_dir() and any(out.iterdir()) and not resume:
-            raise UserError(f"{out} exists and is not empty; choose another --out.")
-        return RunFolder.create(out, config, brief, environment)
-    if not resume:
-        raise UserError(f"{out} holds a run already; continue it with --resume or choose another --out.")
-    folder = RunFolder.open(out)
-    difference = _first_difference(to_dict(folder.config), to_dict(config))
-    if difference:
-        raise UserError(f"{out} was begun with other settings ({difference}); repeat them or choose another --out.")
-    if folder.data.sha256 != brief.sha256:
-        raise UserError(f"{out} was begun on other data than {brief.name} holds now; restore it or start anew.")
-    return replace(folder, data=brief)
-
-
-def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    for key, value in old.items():
-        if isinstance(value, dict):
-            inner = _first_difference(value, new[key])
-            if inner:
-                return inner
-        elif value != new[key]:
-            return f"{key} was {value}, now {new[key]}"
-    return None

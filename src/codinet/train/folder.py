@@ -1,0 +1,41 @@
+"""Where a training writes: a new run folder, or the one that a stopped training left."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from codinet.config import RunConfig, to_dict
+from codinet.errors import UserError
+from codinet.runs import DataBrief, RunFolder
+
+
+def open_folder(
+    out: Path, config: RunConfig, brief: DataBrief, environment: dict[str, Any], *, resume: bool
+) -> RunFolder:
+    """A new run folder, or with `resume` the one that is there if it is the same run."""
+    if not (out / "config.json").exists():
+        if out.exists() and not out.is_dir():
+            raise UserError(f"{out} is a file, not a folder; choose another --out.")
+        if out.is_dir() and any(out.iterdir()) and not resume:
+            raise UserError(f"{out} exists and is not empty; choose another --out.")
+        return RunFolder.create(out, config, brief, environment)
+    if not resume:
+        raise UserError(f"{out} holds a run already; continue it with --resume or choose another --out.")
+    folder = RunFolder.open(out)
+    difference = _first_difference(to_dict(folder.config), to_dict(config))
+    if difference:
+        raise UserError(f"{out} was begun with other settings ({difference}); repeat them or choose another --out.")
+    if folder.data.sha256 != brief.sha256:
+        raise UserError(f"{out} was begun on other data than {brief.name} holds now; restore it or start anew.")
+    return replace(folder, data=brief)
+
+
+def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    for key, value in old.items():
+        if isinstance(value, dict):
+            inner = _first_difference(value, new[key])
+            if inner:
+                return inner
+        elif value != new[key]:
+            return f"{key} was {value}, now {new[key]}"
+    return None
