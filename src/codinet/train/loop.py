@@ -288,18 +288,16 @@ class _Training:
     def _run_epoch(self, number: int, epoch: int, first: int, step: Step, go: Any) -> None:
         stage, size, steps = self.stages[number], len(step.index_L), self.splits.steps
         order = epoch_order(len(self.splits.train), seed=self.config.seed, epoch=number * 100_000 + epoch)
-        mine = order[: self.splits.steps * self.world.size * size].unflatten(
-            0, (self.splits.steps, self.world.size, size)
-        )
+        mine = order[: steps * self.world.size * size].unflatten(0, (steps, self.world.size, size))
         for i, index_L in enumerate(self.splits.train.deliver(mine[first:, self.world.rank]), start=first):
-            done = epoch + i / self.splits.steps
+            done = epoch + i / steps
             step.index_L.copy_(index_L)
             step.lr.fill_(stage.lr_at(done))
             if self.controller and stage.path_losses:
                 self.controller.aim(done / stage.epochs)
             go()
             self.reporter.advance()
-            if i + 1 < self.splits.steps and self._is_time_to_save(i + 1):
+            if i + 1 < steps and self._is_time_to_save(i + 1):
                 self._save(Position(number, epoch, i + 1, self.rows), step)
 
     def _is_time_to_save(self, steps: int) -> bool:
