@@ -1,74 +1,90 @@
-"""A stage in one launch gives what its blocks give one by one."""
-
-import dataclasses
+"""A network in one launch gives what its blocks give one by one."""
 
 import pytest
 import torch
 
 from codinet.kernels import available
-from codinet.kernels.stage_tuning import TUNINGS, Tuning, tuning_for
-from codinet.kernels.stage_twin import run_stage
-from codinet.kernels.stage_weights import BlockWeights, RouterWeights, StageWeights, pack_pairs, pack_taps
+from codinet.kernels.stage_tuning import TUNINGS, WIDTHS, Cut, Tuning, tuning_for, uniform
+from codinet.kernels.stage_twin import run_network
+from codinet.kernels.stage_weights import (
+    BlockWeights,
+    NetworkWeights,
+    RouterWeights,
+    StageWeights,
+    pack_pairs,
+    pack_stem,
+    pack_taps,
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 if not available(DEVICE):
     pytest.skip("needs Triton", allow_module_level=True)
 
-from codinet.kernels.stage_launch import Stage, Traffic  # noqa: E402 - it imports Triton
+from codinet.kernels.stage_launch import Launcher, Traffic  # noqa: E402 - it imports Triton
 
 FORMS = [
-    Tuning("taps", 32, stages=2, warps=4),
-    Tuning("taps", 64, stages=2, warps=4, channels=16),
-    Tuning("rows", 32, stages=2, warps=4),
-    Tuning("pairs", 16, stages=1, warps=4),
+    Cut("taps", 32, stages=2),
+    Cut("taps", 64, stages=2, channels=16),
+    Cut("rows", 32, stages=2),
+    Cut("pairs", 16, stages=1),
 ]
 SHAPES = [(4, 8), (5, 7), (3, 37)]  # the last is wider than a tile
 
 
-def make_weights(channels: int, *, blocks: int = 3, stride: int = 1, routed: bool = True) -> StageWeights:
-    generator = torch.Generator().manual_seed(channels + blocks + stride)
+def make_weights(
+    *numbers: int, planes: int = 3, classes: int = 10, width: int = 16, routed: bool = True
+) -> NetworkWeights:
+    """Stages of so many blocks, each after the first twice as wide as the one before."""
+    generator = torch.Generator().manual_seed(sum(numbers) + width)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    made = []
-    for place in range(blocks):
-        before = channels // 2 if place == 0 and stride > 1 else channels
-        scale = (2 / (9 * before)) ** 0.5
-        router = RouterWeights(draw(before, before), draw(before), draw(2, before), draw(2))
-        made.append(
-            BlockWeights(
-                draw(channels, before, 3, 3) * scale,
-                draw(channels) * 0.1,
-                draw(channels, channels, 3, 3) * scale,
-                draw(channels) * 0.1,
-                router if routed else None,
+    stages, before = [], width
+    for place, number in enumerate(numbers):
+        channels, blocks = width * 2**place, []
+        for _ in range(number):
+            scale = (2 / (9 * before)) ** 0.5
+            router = RouterWeights(draw(before, before), draw(before), draw(2, before), draw(2))
+            blocks.append(
+                BlockWeights(
+                    draw(channels, before, 3, 3) * scale,
+                    draw(channels) * 0.1,
+                    draw(channels, channels, 3, 3) * scale,
+                    draw(channels) * 0.1,
+                    router if routed else None,
+                )
             )
-        )
-    return StageWeights(made, stride)
+            before = channels
+        stages.append(StageWeights(blocks, 1 if place == 0 else 2))
+    stem = draw(width, planes, 3, 3) * (2 / (9 * planes)) ** 0.5
+    return NetworkWeights(stem, draw(width) * 0.1, stages, draw(classes, before), draw(classes))
 
 
 def launch(
-    weights: StageWeights, x_BCHW: torch.Tensor, limit: float, force_BN: torch.Tensor, tuning: Tuning
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    stage = Stage(weights, 0, tuning, x_BCHW.dtype, DEVICE)
-    shape = force_BN.shape
+    weights: NetworkWeights, images_BCHW: torch.Tensor, limit: float, force_BN: torch.Tensor, tuning: Tuning
+) -> tuple[torch.Tensor, ...]:
+    """Twice, because a launch has to leave everything as the next one needs it."""
+    launcher = Launcher(weights, tuning, images_BCHW.dtype, DEVICE)
+    batch, blocks = force_BN.shape
     traffic = Traffic(
         torch.tensor([limit], device=DEVICE),
         force_BN.to(DEVICE, torch.int8),
-        torch.full((*shape, 2), torch.nan, device=DEVICE),
-        torch.full(shape, torch.nan, device=DEVICE),
+        torch.full((batch, len(weights.head_K)), torch.nan, device=DEVICE),
+        torch.full((batch, blocks, 2), torch.nan, device=DEVICE),
+        torch.full((batch, blocks), torch.nan, device=DEVICE),
+        torch.zeros(batch, 2, dtype=torch.int32, device=DEVICE),
     )
-    enter_BHWC = x_BCHW.to(DEVICE).permute(0, 2, 3, 1).contiguous()
-    means_BC = x_BCHW.to(DEVICE).float().mean(dim=(2, 3))
-    ticket_B = torch.zeros(len(x_BCHW), dtype=torch.int32, device=DEVICE)
-    y_BHWC, pooled_BC = stage(enter_BHWC, means_BC, traffic, ticket_B, pools=True)
-    return y_BHWC.permute(0, 3, 1, 2).cpu(), pooled_BC.cpu(), traffic.scores_BN2.cpu(), traffic.path_BN.cpu()
+    for _ in range(2 if tuning.split > 1 else 1):
+        y_BHWC = launcher(images_BCHW.to(DEVICE), traffic)
+    assert not traffic.tickets_B2.any()
+    answers = y_BHWC.permute(0, 3, 1, 2), traffic.logits_BK, traffic.scores_BN2, traffic.path_BN
+    return tuple(answer.cpu() for answer in answers)
 
 
 def check(
-    weights: StageWeights,
+    weights: NetworkWeights,
     shape: tuple[int, int],
     tuning: Tuning,
     *,
@@ -76,68 +92,77 @@ def check(
     dtype: torch.dtype = torch.float32,
     tolerance: float = 1e-5,
 ) -> torch.Tensor:
-    x_BCHW = torch.rand(2, weights.channels_in, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    force = torch.full((2, len(weights.blocks)), 2) if force is None else force
-    reference, scores, path = run_stage(weights, x_BCHW, 0.0, force)
-    ours = launch(weights, x_BCHW, 0.0, force, tuning)
-    assert torch.equal(ours[3], path)
-    wanted = (reference, reference.mean(dim=(2, 3)), scores)
-    for one, other in zip(ours[:3], wanted, strict=True):
+    planes = weights.stem_OI33.shape[1]
+    images = torch.randn(2, planes, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    blocks = sum(len(stage.blocks) for stage in weights.stages)
+    force = torch.full((2, blocks), 2) if force is None else force
+    reference = run_network(weights, images, 0.0, force)
+    ours = launch(weights, images, 0.0, force, tuning)
+    assert torch.equal(ours[3], reference[3])
+    for one, other in zip(ours[:3], reference[:3], strict=True):
         torch.testing.assert_close(one.float(), other, atol=tolerance * max(1.0, other.abs().max().item()), rtol=0)
-    return path
+    return reference[3]
 
 
-@pytest.mark.parametrize("tuning", FORMS, ids=str)
+@pytest.mark.parametrize("cut", FORMS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("stride", [1, 2])
-def test_every_form_and_size(tuning: Tuning, shape: tuple[int, int], stride: int) -> None:
-    check(make_weights(32, blocks=2, stride=stride), shape, tuning)
+def test_every_form_and_size(cut: Cut, shape: tuple[int, int]) -> None:
+    check(make_weights(2, 2), shape, uniform(cut, 2))
 
 
-@pytest.mark.parametrize("tuning", FORMS, ids=str)
-@pytest.mark.parametrize("stride", [1, 2])
-def test_paths_can_be_forced_image_by_image(tuning: Tuning, stride: int) -> None:
-    force = torch.tensor([[0, 1, 2], [1, 0, 0]])
-    path = check(make_weights(16 * stride, stride=stride), (6, 6), tuning, force=force)
+@pytest.mark.parametrize("cut", FORMS, ids=str)
+def test_paths_can_be_forced_image_by_image(cut: Cut) -> None:
+    force = torch.tensor([[0, 1, 2, 0, 2], [1, 0, 0, 1, 0]])
+    path = check(make_weights(3, 2), (6, 6), uniform(cut, 2), force=force)
     assert torch.equal(path[force != 2], force[force != 2].float())
 
 
-@pytest.mark.parametrize("tuning", FORMS, ids=str)
-def test_without_routers_blocks_run(tuning: Tuning) -> None:
-    weights = make_weights(16, routed=False)
-    assert check(weights, (6, 6), tuning).eq(1).all()
-    assert check(weights, (6, 6), tuning, force=torch.tensor([[1, 0, 1]] * 2))[0].tolist() == [1, 0, 1]
+@pytest.mark.parametrize("cut", FORMS, ids=str)
+def test_without_routers_blocks_run(cut: Cut) -> None:
+    weights = make_weights(2, 2, routed=False)
+    assert check(weights, (6, 6), uniform(cut, 2)).eq(1).all()
+    assert check(weights, (6, 6), uniform(cut, 2), force=torch.tensor([[1, 0, 0, 1]] * 2))[0].tolist() == [1, 0, 0, 1]
 
 
-@pytest.mark.parametrize("tuning", FORMS, ids=str)
-def test_half_precision_is_near(tuning: Tuning) -> None:
+def test_each_stage_has_its_own_cut() -> None:
+    cuts = Cut("pairs", 16, stages=1), Cut("rows", 16, stages=2), Cut("taps", 16, stages=2, channels=32)
+    check(make_weights(1, 2, 1), (7, 9), Tuning(cuts, split=1))
+
+
+@pytest.mark.parametrize(("planes", "classes"), [(1, 3), (4, 100)])
+def test_any_number_of_planes_and_classes(planes: int, classes: int) -> None:
+    check(make_weights(1, planes=planes, classes=classes), (12, 13), uniform(FORMS[0], 1))
+
+
+@pytest.mark.parametrize("cut", FORMS, ids=str)
+def test_half_precision_is_near(cut: Cut) -> None:
     force = torch.tensor([[1, 1, 1], [0, 0, 1]])  # near a tie rounding may decide
-    check(make_weights(32, stride=2), (8, 8), tuning, force=force, dtype=torch.float16, tolerance=4e-3)
+    check(make_weights(1, 2), (8, 8), uniform(cut, 2), force=force, dtype=torch.float16, tolerance=4e-3)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="programs that wait for each other need a GPU to run them at once")
-@pytest.mark.parametrize("tuning", FORMS, ids=str)
+@pytest.mark.parametrize("cut", FORMS, ids=str)
 @pytest.mark.parametrize("split", [2, 8])
-@pytest.mark.parametrize("stride", [1, 2])
-def test_several_programs_to_an_image(tuning: Tuning, split: int, stride: int) -> None:
-    check(make_weights(32, blocks=9, stride=stride), (18, 22), dataclasses.replace(tuning, split=split))
+def test_several_programs_to_an_image(cut: Cut, split: int) -> None:
+    check(make_weights(5, 9), (18, 22), uniform(cut, 2, split=split))
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter multiplies bfloat16 as if it were integers")
-@pytest.mark.parametrize("channels", [16, 32, 64])
-def test_the_table_in_bfloat16(channels: int) -> None:
-    stride = 1 if channels == 16 else 2
-    force = torch.tensor([[1, 1, 1], [0, 0, 1]])
-    size = 1024 // channels // (3 - stride)
-    for tuning in TUNINGS[channels]:
-        check(
-            make_weights(channels, stride=stride),
-            (size, size),
-            tuning,
-            force=force,
-            dtype=torch.bfloat16,
-            tolerance=0.03,
-        )
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
+@pytest.mark.parametrize("routed", [True, False])
+def test_the_table_in_bfloat16(tuning: Tuning, routed: bool) -> None:
+    force = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 0]])
+    weights = make_weights(2, 2, 2, routed=routed)
+    check(weights, (32, 32), tuning, force=force, dtype=torch.bfloat16, tolerance=0.04)
+
+
+def test_all_taps_of_a_stem_are_one_matrix() -> None:
+    weight_OI33 = torch.arange(1, 16 * 3 * 9 + 1.0).reshape(16, 3, 3, 3)
+    packed = pack_stem(weight_OI33)
+    assert packed.shape == (32, 16)
+    assert packed[(3 * 1 + 2) * 3 + 1, 7] == weight_OI33[7, 1, 1, 2]
+    assert not packed[27:].any()
+    assert pack_stem(weight_OI33[:, :1]).shape == (16, 16)
 
 
 def test_the_forms_of_a_convolution_are_one_convolution() -> None:
@@ -152,11 +177,12 @@ def test_the_forms_of_a_convolution_are_one_convolution() -> None:
 
 
 def test_images_are_split_only_where_all_programs_fit() -> None:
-    for channels in TUNINGS:
-        batches = (1, 16, 64, 132, 133, 1024)
-        splits = [tuning_for(channels, batch, 132).split for batch in batches]
-        assert splits == sorted(splits, reverse=True)
-        assert all(split * batch <= 132 or split == 1 for split, batch in zip(splits, batches, strict=True))
-        assert splits[-1] == 1
-    assert tuning_for(128, 1, 132).split == 1  # a width that nobody tuned
-    assert tuning_for(64, 1, 132, exact=True) == Tuning("taps", 64, 1, 8, channels=32, split=4)
+    batches = (1, 16, 17, 33, 64, 132, 133, 1024)
+    splits = [tuning_for(WIDTHS, batch, 132).split for batch in batches]
+    assert splits == sorted(splits, reverse=True)
+    assert all(split * batch <= 132 or split == 1 for split, batch in zip(splits, batches, strict=True))
+    assert (splits[0], splits[-1]) == (8, 1)
+    assert tuning_for((128, 256), 1, 132) == uniform(Cut("taps", 64, 2, channels=16), 2)  # widths that nobody tuned
+    exact = tuning_for(WIDTHS, 1, 132, exact=True)
+    assert [cut.channels for cut in exact.cuts] == [16, 32, 32]
+    assert exact.split == 4

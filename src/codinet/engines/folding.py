@@ -8,27 +8,16 @@ them is not known; their BatchNorms stay. Knows nothing of decisions: routers ar
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from codinet.backbones import BasicBlock, Block, Bottleneck, ResNet
+from codinet.engines.conv import Conv, FusedConv
 from codinet.model import RoutedNetwork
 from codinet.routers import Routers
-
-
-class Conv(NamedTuple):
-    """A convolution and the BatchNorm that followed it."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-
-    def __call__(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return torch.conv2d(x_BCHW, self.weight, self.bias, self.stride, self.padding)
 
 
 class FoldedBlock:
@@ -37,23 +26,24 @@ class FoldedBlock:
     in_channels: int
     keeps = False  # whether the shortcut is known to be x itself, so that `run_onto` may be used
     convs: tuple[Conv, ...] = ()  # of the residual, in order
+    fused: tuple[FusedConv, ...] = ()  # the same, as they are called
 
     def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
         """F(x) as a new tensor; x and its shortcut are left as they are."""
-        return self._residual(x_BCHW).add_(shortcut_BCHW).relu_()
+        return self.fused[-1].add_relu(self._inner(x_BCHW), shortcut_BCHW)
 
     def run_onto(self, x_BCHW: torch.Tensor) -> None:
-        """F(x) written over x."""
-        x_BCHW.add_(self._residual(x_BCHW)).relu_()
+        """F(x) written over x, which is channels_last."""
+        self.fused[-1].add_relu_onto(self._inner(x_BCHW), x_BCHW)
 
-    def _residual(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        *first, last = self.convs
-        for conv in first:
-            x_BCHW = conv(x_BCHW).relu_()
-        return last(x_BCHW)
+    def _inner(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """What the last convolution of the residual sees."""
+        for conv in self.fused[:-1]:
+            x_BCHW = conv.relu(x_BCHW)
+        return x_BCHW
 
 
 class FoldedBasic(FoldedBlock):
@@ -64,12 +54,14 @@ class FoldedBasic(FoldedBlock):
         self.before = self.grown // 2
         self.keeps = self.stride == 1 and self.grown == 0
         self.convs = (fold_pair(block.conv1, block.bn1), fold_pair(block.conv2, block.bn2))
+        self.fused = tuple(map(FusedConv, self.convs))
 
     def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if self.keeps:
             return x_BCHW
         x_BCHW = x_BCHW[:, :, :: self.stride, :: self.stride]
-        return F.pad(x_BCHW, (0, 0, 0, 0, self.before, self.grown - self.before))
+        x_BCHW = F.pad(x_BCHW, (0, 0, 0, 0, self.before, self.grown - self.before))
+        return x_BCHW.contiguous(memory_format=torch.channels_last)
 
 
 class FoldedBottleneck(FoldedBlock):
@@ -79,6 +71,7 @@ class FoldedBottleneck(FoldedBlock):
         self.in_channels = block.in_channels
         pairs = ((block.conv1, block.bn1), (block.conv2, block.bn2), (block.conv3, block.bn3))
         self.convs = tuple(fold_pair(conv, norm) for conv, norm in pairs)
+        self.fused = tuple(map(FusedConv, self.convs))
         self.project: Conv | None = None
         self.keeps = block.downsample is None
         if block.downsample is not None:
@@ -129,10 +122,10 @@ def fold(model: RoutedNetwork) -> FoldedNetwork:
 
 
 def fold_stem(model: ResNet) -> Callable[[torch.Tensor], torch.Tensor]:
-    conv, pool = fold_pair(model.conv1, model.bn1), model.pool
+    conv, pool = FusedConv(fold_pair(model.conv1, model.bn1)), model.pool
     if isinstance(pool, nn.Identity):
-        return lambda images_BCHW: conv(images_BCHW).relu_()
-    return lambda images_BCHW: pool(conv(images_BCHW).relu_())
+        return conv.relu
+    return lambda images_BCHW: pool(conv.relu(images_BCHW))
 
 
 def _fold_block(block: Block) -> FoldedBlock:

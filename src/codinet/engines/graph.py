@@ -1,4 +1,4 @@
-"""A stage of the network in one launch, the whole network in one CUDA graph: nothing on the way waits for the host.
+"""The whole network in one launch, replayed as a CUDA graph: nothing on the way waits for the host.
 
 Each image has programs of its own, which ask the routers and skip by themselves (`codinet.kernels.stage`), so a
 batch needs no gathering and a decision no trip to the host. Features are in the engine's dtype; sums, routers and
@@ -21,7 +21,7 @@ from codinet.engines.folding import FoldedBasic, FoldedBlock, fold, fold_pair
 from codinet.engines.graph_capture import Captured
 from codinet.errors import UserError
 from codinet.kernels.stage_tuning import Tuning, tuning_for
-from codinet.kernels.stage_weights import BlockWeights, RouterWeights, StageWeights
+from codinet.kernels.stage_weights import BlockWeights, NetworkWeights, RouterWeights, StageWeights
 from codinet.model import CoDiNet, RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.routers import FCRouter, Routers, SeparateRouters
@@ -54,7 +54,7 @@ def _are_fc(routers: Routers) -> bool:
 
 
 class GraphEngine(Engine):
-    """One launch a stage, one graph a batch shape. `tunings`, one a stage, stand in for the table's."""
+    """One launch, one graph a batch shape. A `tuning` stands in for the table's."""
 
     name: ClassVar[str] = "graph"
 
@@ -65,30 +65,29 @@ class GraphEngine(Engine):
         threshold: float = 0.5,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device | None = None,
-        tunings: Sequence[Tuning] | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         super().__init__(threshold=threshold)
         self.device = torch.device(next(model.parameters()).device if device is None else device)
-        self.dtype, self.tunings = dtype, tunings
+        self.dtype, self.tuning = dtype, tuning
         reason = why_not(model, self.device) or self._why_not_dtype()
         if reason is not None:
             raise UserError(reason)
         assert isinstance(model, CoDiNet)
         model = copy.deepcopy(model).eval().float()  # folded in float32, whatever the engine computes in
         net = fold(model)
-        self.stages = split_stages(net.blocks, net.routers if self._asks else None)
-        self.blocks = len(net.blocks)
-        stem = fold_pair(model.conv1, model.bn1)
-        self.stem = stem._replace(
-            weight=stem.weight.to(self.device, dtype).contiguous(memory_format=torch.channels_last),
-            bias=stem.bias.to(self.device, dtype),
+        stem, head = fold_pair(model.conv1, model.bn1), model.fc
+        self.weights = NetworkWeights(
+            stem.weight,
+            stem.bias,
+            split_stages(net.blocks, net.routers if self._asks else None),
+            head.weight.detach(),
+            head.bias.detach(),
         )
-        self.pool = model.pool
-        self.head_weight_CK = model.fc.weight.detach().to(self.device, torch.float32, copy=True).t()
-        self.head_bias_K = model.fc.bias.detach().to(self.device, torch.float32, copy=True)
+        self.blocks, self.classes = len(net.blocks), len(head.bias)
         self.decided_N = torch.full((self.blocks,), _ASK, dtype=torch.int8)
         self.ready: dict[tuple[int, ...], _Ready] = {}
-        self.packed: dict[tuple[int, Tuning], Any] = {}
+        self.packed: dict[Tuning, Any] = {}
         self.turn = threading.Lock()  # buffers are the engine's, so callers take turns
 
     _asks = True  # whether routers are asked, where there are any
@@ -114,27 +113,38 @@ class GraphEngine(Engine):
         """Kernels are launched on the current device, which may not be the engine's."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def stage(self, place: int, tuning: Tuning) -> Any:
-        """The launcher of a stage, packed once for a tuning."""
-        from codinet.kernels.stage_launch import Stage  # needs Triton
+    def launcher(self, batch: int) -> Any:
+        """The network as a batch of this size runs it, packed once for a tuning."""
+        from codinet.kernels.stage_launch import Launcher  # needs Triton
 
-        if (place, tuning) not in self.packed:
-            first = sum(len(stage.blocks) for stage in self.stages[:place])
-            self.packed[place, tuning] = Stage(self.stages[place], first, tuning, self.dtype, self.device)
-        return self.packed[place, tuning]
-
-    def launchers(self, batch: int) -> list[Any]:
-        """The stages as a batch of this size runs them."""
         on_gpu = self.device.type == "cuda"
         # Programs of an image wait for each other, which those of the interpreter cannot.
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count if on_gpu else 0
-        exact = self.dtype == torch.float32
-        tunings = self.tunings or [tuning_for(stage.channels, batch, processors, exact=exact) for stage in self.stages]
-        return [self.stage(place, tuning) for place, tuning in enumerate(tunings)]
+        widths = [stage.channels for stage in self.weights.stages]
+        tuning = self.tuning or tuning_for(widths, batch, processors, exact=self.dtype == torch.float32)
+        if tuning not in self.packed:
+            self.packed[tuning] = Launcher(self.weights, tuning, self.dtype, self.device)
+        return self.packed[tuning]
 
-    def start(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        """The first stage's features, B×H×W×C, in memory of their own."""
-        return self.pool(self.stem(images_BCHW).relu_()).permute(0, 2, 3, 1).contiguous()
+    def traffic(self, batch: int, answer: torch.Tensor) -> Any:
+        """What a launch reads and writes; its answers are parts of `answer`, which `parts` finds again."""
+        from codinet.kernels.stage_launch import Traffic  # needs Triton
+
+        limit = torch.zeros(1, device=self.device)
+        tickets_B2 = torch.zeros(batch, 2, dtype=torch.int32, device=self.device)
+        force_BN = self.decided_N.to(self.device).repeat(batch, 1)
+        logits_BK, scores_BN2, path_BN = self.parts(batch, answer)
+        return Traffic(limit, force_BN, logits_BK, scores_BN2, path_BN, tickets_B2)
+
+    def parts(self, batch: int, answer: torch.Tensor) -> list[torch.Tensor]:
+        """logits_BK, scores_BN2 and path_BN, which lie one after the other."""
+        shapes = (batch, self.classes), (batch, self.blocks, 2), (batch, self.blocks)
+        parts = answer.split([torch.Size(shape).numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def answer(self, batch: int) -> torch.Tensor:
+        """Room for all answers in one vector, so that one copy takes them out of a graph's memory."""
+        return torch.zeros(batch * (self.classes + 3 * self.blocks), device=self.device)
 
 
 class StaticGraphEngine(GraphEngine):
@@ -150,9 +160,9 @@ class StaticGraphEngine(GraphEngine):
         path: torch.Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device | None = None,
-        tunings: Sequence[Tuning] | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
-        super().__init__(model, dtype=dtype, device=device, tunings=tunings)
+        super().__init__(model, dtype=dtype, device=device, tuning=tuning)
         self.decided_N = torch.ones(self.blocks, dtype=torch.int8) if path is None else path.to("cpu", torch.int8)
 
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
@@ -164,43 +174,19 @@ class _Ready:
     """An engine with buffers for batches of one shape; on CUDA with a graph over them."""
 
     def __init__(self, engine: GraphEngine, images_BCHW: torch.Tensor) -> None:
-        from codinet.kernels.stage_launch import Traffic  # needs Triton
-
-        batch, blocks, classes = len(images_BCHW), engine.blocks, len(engine.head_bias_K)
-        self.shapes = (batch, classes), (batch, blocks, 2), (batch, blocks)
-        self.sizes = [torch.Size(shape).numel() for shape in self.shapes]
-        # One vector, so that one copy takes the whole answer out of the graph's memory.
-        self.answer = torch.zeros(sum(self.sizes), device=engine.device)
-        self.logits_BK, scores_BN2, path_BN = self._parts(self.answer)
+        self.engine, self.batch = engine, len(images_BCHW)
+        self.answer = engine.answer(self.batch)
+        self.traffic = engine.traffic(self.batch, self.answer)
+        self.launcher = engine.launcher(self.batch)
         self.limit, self.forced = 0.0, False
-        self.traffic = Traffic(
-            torch.zeros(1, device=engine.device),
-            engine.decided_N.to(engine.device).repeat(batch, 1),
-            scores_BN2,
-            path_BN,
-        )
-        self.engine, self.launchers = engine, engine.launchers(batch)
-        self.tickets_SB = torch.zeros(len(self.launchers), batch, dtype=torch.int32, device=engine.device)
         inputs = self._taken(images_BCHW)
         self.run: Callable[[torch.Tensor], None] = Captured(self._forward, inputs) if inputs.is_cuda else self._forward
 
-    def _parts(self, answer: torch.Tensor) -> list[torch.Tensor]:
-        parts = answer.split(self.sizes)
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-
     def _taken(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        images_BCHW = images_BCHW.to(self.engine.device, self.engine.dtype)
-        return images_BCHW.contiguous(memory_format=torch.channels_last)
+        return images_BCHW.to(self.engine.device, self.engine.dtype).contiguous()
 
     def _forward(self, images_BCHW: torch.Tensor) -> None:
-        x_BHWC = self.engine.start(images_BCHW)
-        pooled_BC: Any = None
-        if any(launch.tuning.split > 1 for launch in self.launchers):
-            self.tickets_SB.zero_()
-        for launch, ticket_B in zip(self.launchers, self.tickets_SB, strict=True):
-            last = launch is self.launchers[-1]
-            x_BHWC, pooled_BC = launch(x_BHWC, pooled_BC, self.traffic, ticket_B, pools=last)
-        torch.addmm(self.engine.head_bias_K, pooled_BC, self.engine.head_weight_CK, out=self.logits_BK)
+        self.launcher(images_BCHW, self.traffic)
 
     def __call__(self, images_BCHW: torch.Tensor, limit: float, forced_BN: torch.Tensor | None) -> RoutedOutput:
         if limit != self.limit:
@@ -212,8 +198,7 @@ class _Ready:
             self.traffic.force_BN.copy_(self.engine.decided_N)
         self.forced = forced_BN is not None
         self.run(images_BCHW if isinstance(self.run, Captured) else self._taken(images_BCHW))
-        logits_BK, scores_BN2, path_BN = self._parts(self.answer.clone())
-        return RoutedOutput(logits_BK, scores_BN2, path_BN)
+        return RoutedOutput(*self.engine.parts(self.batch, self.answer.clone()))
 
 
 def split_stages(blocks: Sequence[FoldedBlock], routers: Routers | None) -> list[StageWeights]:

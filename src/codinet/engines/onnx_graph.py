@@ -22,7 +22,8 @@ import onnx
 from onnx import helper
 from torch import nn
 
-from codinet.engines.folding import Conv, FoldedBasic, FoldedBlock, FoldedBottleneck, fold, fold_pair
+from codinet.engines.conv import Conv
+from codinet.engines.folding import FoldedBasic, FoldedBlock, FoldedBottleneck, fold, fold_pair
 from codinet.engines.onnx_nodes import Graph
 from codinet.engines.onnx_routers import Writer, linear, pool, pool_plain, writer_of
 from codinet.errors import UserError

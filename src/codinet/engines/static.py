@@ -9,6 +9,7 @@ import torch
 
 from codinet.engines.contract import Engine
 from codinet.engines.folding import fold
+from codinet.engines.shares import in_shares
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 
@@ -26,10 +27,17 @@ class StaticEngine(Engine):
 
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
         """Threshold and force are routing's and change nothing here."""
+        return in_shares(self._pass, images_BCHW, None)
+
+    def _pass(self, images_BCHW: torch.Tensor, _force: torch.Tensor | None) -> RoutedOutput:
         x_BCHW = self.net.start(images_BCHW)
         for block, runs in self.steps:
-            shortcut_BCHW = block.skip(x_BCHW)
-            x_BCHW = block.run(x_BCHW, shortcut_BCHW) if runs else shortcut_BCHW
+            if not block.keeps:
+                shortcut_BCHW = block.skip(x_BCHW)
+                x_BCHW = block.run(x_BCHW, shortcut_BCHW) if runs else shortcut_BCHW
+                x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+            elif runs:
+                block.run_onto(x_BCHW)
         path_BN = torch.tensor(self.path, dtype=torch.float32).expand(len(images_BCHW), -1)
         scores_BN2 = torch.zeros(*path_BN.shape, 2)
         return RoutedOutput(

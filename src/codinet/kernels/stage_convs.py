@@ -18,14 +18,19 @@ PAIRS = tl.constexpr(2)
 
 
 @triton.jit
-def _finish(acc, bias, out, there, ADDS: tl.constexpr, CACHE: tl.constexpr):
-    """Bias, shortcut and ReLU; writes the result and gives it back, zero outside of the image."""
+def _finish(acc, bias, out, there, WHOLE: tl.constexpr, ADDS: tl.constexpr, CACHE: tl.constexpr):
+    """Bias, shortcut and ReLU; writes the result and gives it back, zero outside of the image.
+
+    WHOLE: nothing is outside. Then the result stays in the registers that the product left it in.
+    """
     acc += bias[None, :]
     if ADDS:
         acc += tl.load(out, mask=there, other=0.0, cache_modifier=CACHE).to(tl.float32)
     acc = tl.maximum(acc, 0.0)
     tl.store(out, acc.to(out.dtype.element_ty), mask=there)
-    return tl.where(there, acc, 0.0)
+    if not WHOLE:
+        acc = tl.where(there, acc, 0.0)
+    return acc
 
 
 @triton.jit
@@ -75,7 +80,7 @@ def taps(
             w = tl.load(weight_ptr + tap * C_IN * C + (c[:, None] * C + n[None, :]))
             acc = tl.dot(a, w, acc, input_precision="ieee")
         out = target_ptr + ((m * C)[:, None] + n[None, :])
-        y_MN = _finish(acc, tl.load(bias_ptr + n), out, there[:, None], ADDS, CACHE)
+        y_MN = _finish(acc, tl.load(bias_ptr + n), out, there[:, None], H_OUT * W_OUT % BM == 0, ADDS, CACHE)
         if SUMS:
             some = tl.sum(y_MN, axis=0)
             if across == 1:
@@ -139,7 +144,7 @@ def _rows_step(
     fresh = tl.dot(here, w01, fresh, input_precision="ieee")
     fresh = tl.dot(right, w02, fresh, input_precision="ieee")
     there = ((x < W) & (i >= 2) & (y <= H))[:, None]
-    y_MN = _finish(last, bias, targets + (i - 2) * (W * C), there, ADDS, CACHE)
+    y_MN = _finish(last, bias, targets + (i - 2) * (W * C), there, False, ADDS, CACHE)
     if SUMS:
         total += y_MN
     return begun, fresh, total
@@ -339,7 +344,7 @@ def _pairs_step(
     begun = tl.dot(a, level, begun, input_precision="ieee")
     fresh = tl.dot(a, above, tl.zeros_like(begun), input_precision="ieee")
     there = wide & ((i >= 2) & (y <= H))[:, None]
-    y_MN = _finish(last, bias, targets + (i - 2) * (W * C), there, ADDS, CACHE)
+    y_MN = _finish(last, bias, targets + (i - 2) * (W * C), there, False, ADDS, CACHE)
     if SUMS:
         total += y_MN
     return begun, fresh, total
@@ -580,4 +585,44 @@ def shortcut(
         if COPIES:
             tl.store(target_ptr + ((m * C)[:, None] + c[None, :]), x, mask=there[:, None])
         total += x.to(tl.float32)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def stem(
+    images_ptr,
+    target_ptr,
+    weight_ptr,
+    bias_ptr,
+    part,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    PLANES: tl.constexpr,
+    TAPS_IN: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """relu(conv(image) + bias) into target, this program's share of it; the sums of that share.
+
+    The image lies plane by plane, and may be negative. All its taps, 9·PLANES of TAPS_IN, are one product.
+    """
+    BM: tl.constexpr = 128
+    each: tl.constexpr = ((H * W + BM - 1) // BM + SPLIT - 1) // SPLIT
+    c = tl.arange(0, C)
+    k = tl.arange(0, TAPS_IN)
+    up = k // PLANES // 3 - 1
+    left = k // PLANES % 3 - 1
+    places = (k % PLANES) * (H * W) + up * W + left
+    weight = tl.load(weight_ptr + (k[:, None] * C + c[None, :]))
+    bias = tl.load(bias_ptr + c)
+    total = tl.zeros([BM, C], tl.float32)
+    for step in tl.range(each, num_stages=1):
+        m = (step * SPLIT + part) * BM + tl.arange(0, BM)
+        y = (m // W)[:, None] + up[None, :]
+        x = (m % W)[:, None] + left[None, :]
+        inside = (y >= 0) & (y < H) & (x >= 0) & (x < W) & (k < 9 * PLANES)[None, :]
+        a = tl.load(images_ptr + (m[:, None] + places[None, :]), mask=inside, other=0.0)
+        acc = tl.dot(a, weight, input_precision="ieee")
+        out = target_ptr + ((m * C)[:, None] + c[None, :])
+        total += _finish(acc, bias, out, (m < H * W)[:, None], H * W % BM == 0, False, "")
     return tl.sum(total, axis=0)

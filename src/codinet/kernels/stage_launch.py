@@ -1,6 +1,6 @@
-"""Launching `stage`: buffers in, features, scores and path out.
+"""Launching `stage`: images in; logits, scores and path out.
 
-A `Stage` holds the packed weights of one stage under one tuning. Needs Triton: ask `kernels.available` first.
+A `Launcher` holds the packed weights of a network under one tuning. Needs Triton: ask `kernels.available` first.
 """
 
 from dataclasses import dataclass
@@ -9,112 +9,154 @@ from functools import partial
 import torch
 import triton
 
-from codinet.kernels.stage import stage_kernel
-from codinet.kernels.stage_tuning import Tuning
-from codinet.kernels.stage_weights import BlockWeights, StageWeights, pack_conv, pack_router, pack_taps
+from codinet.kernels.stage import network_kernel
+from codinet.kernels.stage_tuning import Cut, Tuning
+from codinet.kernels.stage_weights import (
+    BlockWeights,
+    NetworkWeights,
+    StageWeights,
+    pack_conv,
+    pack_router,
+    pack_stem,
+    pack_taps,
+)
 
 FORMS = {"taps": 0, "rows": 1, "pairs": 2}
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What all stages of a network read and write, beside features: places for N blocks."""
+    """What a launch reads and writes beside images and features."""
 
     limit: torch.Tensor  # 1, float32: the least U[run] − U[skip] that runs a block
     force_BN: torch.Tensor  # int8: 0 skip, 1 run, 2 ask the router
+    logits_BK: torch.Tensor  # float32
     scores_BN2: torch.Tensor  # float32
     path_BN: torch.Tensor  # float32
+    tickets_B2: torch.Tensor  # int32, zeros; each launch leaves them so
 
 
-class Stage:
-    """The blocks of one width, in a dtype, under a tuning. `first` is the network's number of its first block."""
+class Launcher:
+    """A network in a dtype, under a tuning."""
 
-    def __init__(
-        self, weights: StageWeights, first: int, tuning: Tuning, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.tuning, self.first, self.number = tuning, first, len(weights.blocks)
-        self.channels, self.channels_in, self.stride = weights.channels, weights.channels_in, weights.stride
-        self.routed, self.device = weights.routed, device
-        strided = weights.blocks[0]
-        convs = [_regular(block, weights, tuning) for block in weights.blocks]
-        biases = [torch.stack([block.bias1_O, block.bias2_O]) for block in weights.blocks]
-        self.weight = torch.stack(convs).to(device, dtype).contiguous()
-        self.bias = torch.stack(biases).to(device, torch.float32).contiguous()
-        self.enter_weight = pack_taps(strided.conv1_OI33).to(device, dtype).contiguous()
-        self.router, self.enter_router = self.bias, self.bias  # not read where nobody routes
-        if self.routed:
-            vectors = [pack_router(block.router) for block in weights.blocks if block.router is not None]
-            self.enter_router = vectors[0].to(device)
-            if self.stride > 1:
-                vectors[0] = torch.zeros(self.channels**2 + 3 * self.channels + 4)
-            self.router = torch.stack([vector.to(device) for vector in vectors])
+    def __init__(self, weights: NetworkWeights, tuning: Tuning, dtype: torch.dtype, device: torch.device) -> None:
+        assert len(tuning.cuts) == len(weights.stages)
+        self.weights, self.tuning, self.dtype, self.device = weights, tuning, dtype, device
+        self.stem_weight = pack_stem(weights.stem_OI33).to(device, dtype)
+        self.stem_bias = weights.stem_O.to(device, torch.float32).contiguous()
+        self.head_weight = weights.head_KC.to(device, torch.float32).contiguous()
+        self.head_bias = weights.head_K.to(device, torch.float32).contiguous()
+        self.numbers = torch.tensor([len(stage.blocks) for stage in weights.stages], dtype=torch.int32, device=device)
+        assert weights.stages[0].stride == 1  # nobody would ask the router of a first block that strides
+        asked = [*weights.stages[1:], None]
+        self.stages = [
+            _Packed(stage, after, cut, dtype, device)
+            for stage, after, cut in zip(weights.stages, asked, tuning.cuts, strict=True)
+        ]
 
-    def __call__(
-        self,
-        enter_BHWC: torch.Tensor,
-        enter_pooled_BC: torch.Tensor | None,
-        traffic: Traffic,
-        ticket_B: torch.Tensor,
-        *,
-        pools: bool,
-        compile_only: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The features that leave and their means (not set unless `pools` or routed).
-
-        No feature may be negative, as after a ReLU. Without a stride those that enter are written over. Tickets are
-        zeros, int32; they are used up.
-        """
-        batch, height, width, _ = enter_BHWC.shape
-        tuning, stride = self.tuning, self.stride
-        shape = batch, -(-height // stride), -(-width // stride), self.channels
-        x_BHWC = enter_BHWC if stride == 1 else enter_BHWC.new_empty(shape)
-        pooled_BC = torch.empty(batch, self.channels, device=self.device)
-        across = -(-shape[2] // 2) if tuning.form == "pairs" else shape[2]
+    def __call__(self, images_BCHW: torch.Tensor, traffic: Traffic, *, compile_only: bool = False) -> torch.Tensor:
+        """Writes the traffic's answers; gives the features that leave the last stage, B×H×W×C."""
+        assert images_BCHW.is_contiguous()
+        assert images_BCHW.dtype == self.dtype
+        batch, planes, height, width = images_BCHW.shape
+        tuning, weights = self.tuning, self.weights
+        features, cuts, sides = [], [], (height, width)
+        for stage, cut in zip(weights.stages, tuning.cuts, strict=True):
+            cuts.append(_constants(stage, cut, *sides))
+            sides = -(-sides[0] // stage.stride), -(-sides[1] // stage.stride)
+            features.append(images_BCHW.new_empty(batch, *sides, stage.channels))
         options = {} if tuning.registers is None else {"maxnreg": tuning.registers}
         grid = (batch * tuning.split,)
-        launch = partial(stage_kernel.warmup, grid=grid) if compile_only else stage_kernel[grid]
+        launch = partial(network_kernel.warmup, grid=grid) if compile_only else network_kernel[grid]
         launch(
-            enter_BHWC,
-            x_BHWC,
-            enter_BHWC.new_empty(shape),
-            self.enter_weight,
-            self.weight,
-            self.bias,
-            self.enter_router,
-            self.router,
-            pooled_BC if enter_pooled_BC is None else enter_pooled_BC,
-            pooled_BC,
+            images_BCHW,
+            self.stem_weight,
+            self.stem_bias,
+            tuple(features),
+            tuple(torch.empty_like(x_BHWC) for x_BHWC in features),
+            tuple(stage.enter_weight for stage in self.stages),
+            tuple(stage.weight for stage in self.stages),
+            tuple(stage.bias for stage in self.stages),
+            tuple(stage.router for stage in self.stages),
+            tuple(
+                torch.empty(batch, tuning.split, stage.channels, device=self.device)
+                for stage in weights.stages  # each its own: a slow program may still read those of the stage before
+            ),
+            self.numbers,
+            self.head_weight,
+            self.head_bias,
+            traffic.logits_BK,
             traffic.limit,
             traffic.force_BN,
             traffic.scores_BN2,
             traffic.path_BN,
-            ticket_B,
-            torch.empty(batch, tuning.split, self.channels, device=self.device),
-            self.number,
-            self.first,
+            traffic.tickets_B2,
             traffic.path_BN.shape[1],
-            H_IN=height,
-            W_IN=width,
-            C_IN=self.channels_in,
-            C=self.channels,
-            STRIDE=stride,
-            ROUTED=self.routed,
-            POOLS=pools or self.routed,
-            FORM=FORMS[tuning.form],
-            BM=tuning.pixels,
-            BN=tuning.channels or self.channels,
-            ACROSS=min(triton.next_power_of_2(across), tuning.pixels),
-            STAGES=tuning.stages,
+            len(self.head_bias),
+            HEIGHT=height,
+            WIDTH=width,
+            PLANES=planes,
+            TAPS_IN=len(self.stem_weight),
+            CUTS=tuple(cuts),
+            ROUTED=weights.routed,
             SPLIT=tuning.split,
             num_warps=tuning.warps,
-            num_stages=tuning.stages,
             **options,
         )
-        return x_BHWC, pooled_BC
+        return features[-1]
 
 
-def _regular(block: BlockWeights, weights: StageWeights, tuning: Tuning) -> torch.Tensor:
+class _Packed:
+    """The weights of a stage as the kernel reads them."""
+
+    def __init__(
+        self, weights: StageWeights, after: StageWeights | None, cut: Cut, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        convs = [_regular(block, weights, cut) for block in weights.blocks]
+        biases = [torch.stack([block.bias1_O, block.bias2_O]) for block in weights.blocks]
+        self.weight = torch.stack(convs).to(device, dtype).contiguous()
+        self.bias = torch.stack(biases).to(device, torch.float32).contiguous()
+        self.enter_weight = pack_taps(weights.blocks[0].conv1_OI33).to(device, dtype).contiguous()
+        self.router = self.bias  # not read where nobody routes
+        if weights.routed:
+            self.router = _routers(weights, after, cut.group).to(device)
+
+
+def _routers(weights: StageWeights, after: StageWeights | None, group: int) -> torch.Tensor:
+    """Those that look at the stage's width: its blocks' and that of the next stage's first block.
+
+    In the place of a first block that strides, whose router the stage before has, there are zeros; and after the last,
+    as many as a group may reach beyond it.
+    """
+    blocks = [*weights.blocks, *(after.blocks[:1] if after is not None else [])]
+    vectors = [pack_router(block.router) for block in blocks if block.router is not None]
+    nothing = torch.zeros(weights.channels**2 + 3 * weights.channels + 4)
+    if weights.stride > 1:
+        vectors[0] = nothing
+    return torch.stack([vector.cpu() for vector in vectors] + [nothing] * (group - 1))
+
+
+def _regular(block: BlockWeights, weights: StageWeights, cut: Cut) -> torch.Tensor:
     """Both convolutions packed; zeros for a first one that strides, which lies apart."""
-    conv2 = pack_conv(block.conv2_OI33, tuning.form)
+    conv2 = pack_conv(block.conv2_OI33, cut.form)
     strides = block is weights.blocks[0] and weights.stride > 1
-    return torch.stack([torch.zeros_like(conv2) if strides else pack_conv(block.conv1_OI33, tuning.form), conv2])
+    return torch.stack([torch.zeros_like(conv2) if strides else pack_conv(block.conv1_OI33, cut.form), conv2])
+
+
+def _constants(weights: StageWeights, cut: Cut, height_in: int, width_in: int) -> tuple[int, ...]:
+    """One of the kernel's CUTS."""
+    width = -(-width_in // weights.stride)
+    across = -(-width // 2) if cut.form == "pairs" else width
+    return (
+        height_in,
+        width_in,
+        weights.channels_in,
+        weights.channels,
+        weights.stride,
+        FORMS[cut.form],
+        cut.pixels,
+        cut.channels or weights.channels,
+        min(triton.next_power_of_2(across), cut.pixels),
+        cut.stages,
+        cut.group if weights.routed else 1,
+    )

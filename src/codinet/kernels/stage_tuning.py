@@ -1,64 +1,71 @@
 """How `stage` cuts its work: the only numbers to change when a device is faster with others.
 
-A width has one tuning for each number of programs that share an image. More than one pays where images are few;
+There is one tuning for each number of programs that share an image. More than one pays where images are few;
 programs that wait for each other must all be on the device, so a tuning serves only batches that fit.
 Knows nothing of Triton.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Form = Literal["taps", "rows", "pairs"]
+WIDTHS = 16, 32, 64  # of the networks that the table is for
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One way to run the convolutions of a width."""
+
+    form: Form  # see `stage_convs`
+    pixels: int  # rows of a product: pixels, or pairs of them
+    stages: int  # loads in flight: 1 through the L1 cache, more ahead of time and past it
+    channels: int | None = None  # columns of a product in the form taps; None: all
+    group: int = 4  # routers asked at once, a power of two
+
+    def __str__(self) -> str:
+        channels = "" if self.channels is None else f"/{self.channels}"
+        return f"{self.form} {self.pixels}{channels}×{self.stages}, ask {self.group}"
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """One way to run a stage."""
+    """One way to run a network: a cut for each stage, and what they share."""
 
-    form: Form  # of its convolutions, see `stage`
-    pixels: int  # rows of a product: pixels, or pairs of them
-    stages: int  # loads in flight: 1 through the L1 cache, more ahead of time and past it
-    warps: int
-    channels: int | None = None  # columns of a product in the form taps; None: all
+    cuts: tuple[Cut, ...]
+    warps: int = 4
     split: int = 1  # programs to an image
     registers: int | None = None  # at most, for a thread; None: as many as the compiler likes
 
     def __str__(self) -> str:
-        channels = "" if self.channels is None else f"/{self.channels}"
-        cap = "" if self.registers is None else f" ≤{self.registers} registers"
-        return f"{self.form} {self.pixels}{channels} stages {self.stages} warps {self.warps} split {self.split}{cap}"
+        cap = "" if self.registers is None else f", ≤{self.registers} registers"
+        return f"{'; '.join(map(str, self.cuts))}; warps {self.warps}, split {self.split}{cap}"
 
 
-TUNINGS: dict[
-    int, tuple[Tuning, ...]
-] = {  # of 16-bit features: channels → tunings, the most programs to an image first
-    16: (
-        Tuning("pairs", 64, stages=1, warps=4, split=8),
-        Tuning("pairs", 64, stages=1, warps=4, split=2),
-        Tuning("pairs", 64, stages=1, warps=4, registers=168),
-    ),
-    32: (
-        Tuning("rows", 64, stages=1, warps=4, split=4),
-        Tuning("rows", 64, stages=1, warps=4, split=2),
-        Tuning("rows", 64, stages=1, warps=4, registers=168),
-    ),
-    64: (
-        Tuning("taps", 64, stages=3, warps=4, channels=16, split=4),
-        Tuning("taps", 64, stages=3, warps=4, channels=32, split=2),
-        Tuning("taps", 64, stages=3, warps=4),
-    ),
-}
+# Of 16-bit features, the most programs to an image first.
+TUNINGS: tuple[Tuning, ...] = (
+    Tuning((Cut("pairs", 64, 1), Cut("taps", 64, 3, channels=16), Cut("taps", 32, 4, channels=16)), split=8),
+    Tuning((Cut("pairs", 64, 1), Cut("taps", 64, 3), Cut("taps", 64, 3, channels=16)), split=4),
+    Tuning((Cut("pairs", 64, 1), Cut("rows", 64, 1), Cut("taps", 64, 3, channels=32)), split=2),
+    Tuning((Cut("rows", 64, 2), Cut("taps", 128, 3), Cut("taps", 64, 3)), registers=168),
+)
 
 
-_UNTUNED = (Tuning("taps", 64, stages=2, warps=4, channels=16),)
+def uniform(cut: Cut, stages: int, *, split: int = 1) -> Tuning:
+    """One cut for every stage."""
+    return Tuning((cut,) * stages, split=split)
 
 
-def exact_tunings(channels: int) -> tuple[Tuning, ...]:
-    """For float32, which tensor cores would round: products are sums in registers, so they have to be small."""
-    return tuple(Tuning("taps", 64, 1, 8, channels=min(channels, 32), split=split) for split in (4, 2, 1))
+def tuning_for(widths: Sequence[int], batch: int, processors: int, *, exact: bool = False) -> Tuning:
+    """The tuning for a network of such stages, on a device with this many multiprocessors.
 
-
-def tuning_for(channels: int, batch: int, processors: int, *, exact: bool = False) -> Tuning:
-    """The tuning for a stage of this width, on a device with this many multiprocessors."""
-    known = exact_tunings(channels) if exact else TUNINGS.get(channels, _UNTUNED)
+    Exact is float32, which tensor cores would round: products are sums in registers, so they have to be small.
+    """
+    if exact:
+        cuts = tuple(Cut("taps", 64, 1, channels=min(width, 32)) for width in widths)
+        known: Sequence[Tuning] = [Tuning(cuts, warps=8, split=split) for split in (4, 2, 1)]
+    elif tuple(widths) == WIDTHS:
+        known = TUNINGS
+    else:
+        known = [uniform(Cut("taps", 64, 2, channels=16), len(widths))]
     return next(tuning for tuning in known if tuning.split == 1 or tuning.split * batch <= processors)

@@ -6,7 +6,22 @@ The kernel is tested against this. Knows neither Triton nor networks.
 import torch
 from torch.nn import functional as F
 
-from codinet.kernels.stage_weights import RouterWeights, StageWeights
+from codinet.kernels.stage_weights import NetworkWeights, RouterWeights, StageWeights
+
+
+def run_network(
+    weights: NetworkWeights, images_BCHW: torch.Tensor, limit: float, force_BN: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The features that leave the last stage, logits_BK, scores_BN2 and path_BN."""
+    x_BCHW = F.conv2d(images_BCHW.float(), weights.stem_OI33, weights.stem_O, padding=1).relu()
+    scores, paths = [], []
+    numbers = [len(stage.blocks) for stage in weights.stages]
+    for stage, force in zip(weights.stages, force_BN.split(numbers, dim=1), strict=True):
+        x_BCHW, scores_BN2, path_BN = run_stage(stage, x_BCHW, limit, force)
+        scores.append(scores_BN2)
+        paths.append(path_BN)
+    logits_BK = F.linear(x_BCHW.mean(dim=(2, 3)), weights.head_KC, weights.head_K)
+    return x_BCHW, logits_BK, torch.cat(scores, dim=1), torch.cat(paths, dim=1)
 
 
 def run_stage(

@@ -1,4 +1,4 @@
-"""A stage's weights as `stage` reads them, from convolutions with biases and routers of two linear layers.
+"""A network's weights as `stage` reads them, from convolutions with biases and routers of two linear layers.
 
 Knows nothing of Triton, nor of what network the weights are from.
 """
@@ -52,6 +52,29 @@ class StageWeights:
         return self.blocks[0].router is not None
 
 
+@dataclass(frozen=True)
+class NetworkWeights:
+    """A 3×3 convolution of the images, ReLU, stages, the mean over pixels, a linear head."""
+
+    stem_OI33: torch.Tensor
+    stem_O: torch.Tensor
+    stages: Sequence[StageWeights]
+    head_KC: torch.Tensor
+    head_K: torch.Tensor
+
+    @property
+    def routed(self) -> bool:
+        return self.stages[0].routed
+
+
+def pack_stem(weight_OI33: torch.Tensor) -> torch.Tensor:
+    """All taps of all planes one below the other, 9·I rows × O, then zeros up to a power of two."""
+    rows = pack_taps(weight_OI33).flatten(0, 1)
+    packed = rows.new_zeros(max(16, 1 << (len(rows) - 1).bit_length()), rows.shape[1])
+    packed[: len(rows)] = rows
+    return packed
+
+
 def pack_taps(weight_OI33: torch.Tensor) -> torch.Tensor:
     """9×I×O, the taps row by row."""
     return weight_OI33.permute(2, 3, 1, 0).flatten(0, 1).contiguous()
@@ -73,5 +96,5 @@ def pack_conv(weight_OI33: torch.Tensor, form: Form) -> torch.Tensor:
 
 def pack_router(router: RouterWeights) -> torch.Tensor:
     """One vector of C·C + 3·C + 4 floats: the hidden matrix input by input, its bias, both outputs, their biases, 0."""
-    parts = (router.hidden_CC.t(), router.hidden_C, router.out_2C, router.out_2, router.out_2.new_zeros(2))
+    parts = (router.hidden_CC.T, router.hidden_C, router.out_2C, router.out_2, router.out_2.new_zeros(2))
     return torch.cat([part.reshape(-1) for part in parts]).float()
