@@ -1,14 +1,18 @@
 """Taking some images of a batch, putting them back and moving them about, at the speed of a copy.
 
 torch copies whole rows fast only where the batch is contiguous, which channels_last features are not by name;
-seen as B×(H·W·C) they are. On the CPU numpy writes them back: torch's index_copy_ and index_put_ take three times as
-long for the same bytes.
+seen as B×(H·W·C) they are. On the CPU numpy moves them and puts them back: torch's index_copy_ and
+index_put_ take three times as long for the same bytes.
 """
 
 import numpy as np
 import torch
 
 _NUMPYS = (torch.float32, torch.float64, torch.float16)
+
+
+def _is_numpys(rows: torch.Tensor) -> bool:
+    return rows.device.type == "cpu" and rows.dtype in _NUMPYS
 
 
 def _as_rows(x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -29,19 +33,23 @@ def take_rows(x_BCHW: torch.Tensor, index_R: torch.Tensor) -> torch.Tensor:
 
 
 def copy_rows(x_BCHW: torch.Tensor, index_R: torch.Tensor, y_RCHW: torch.Tensor) -> torch.Tensor:
-    """x with y at the given places, written in place; both lie in memory alike."""
-    _put(_as_rows(x_BCHW), index_R, _as_rows(y_RCHW))
+    """x with y at the given places, written in place."""
+    rows = _as_rows(x_BCHW)
+    # A block of an adopted network may leave its features in another format than its shortcut.
+    new = y_RCHW if rows is x_BCHW else y_RCHW.permute(0, 2, 3, 1).reshape(len(y_RCHW), -1)
+    if _is_numpys(rows):
+        rows.numpy()[index_R.numpy()] = new.numpy()
+    else:
+        rows.index_copy_(0, index_R, new.to(rows.dtype))
     return x_BCHW
 
 
 def move_rows(x_BCHW: torch.Tensor, source_M: np.ndarray, target_M: np.ndarray) -> None:
     """What is at `source` goes to `target`, all at once."""
-    rows, source = _as_rows(x_BCHW), torch.from_numpy(source_M).to(x_BCHW.device)
-    _put(rows, torch.from_numpy(target_M).to(x_BCHW.device), rows.index_select(0, source))
-
-
-def _put(rows: torch.Tensor, index_R: torch.Tensor, new: torch.Tensor) -> None:
-    if rows.device.type == "cpu" and rows.dtype in _NUMPYS:
-        rows.numpy()[index_R.numpy()] = new.numpy()
+    rows = _as_rows(x_BCHW)
+    if _is_numpys(rows):
+        array = rows.numpy()
+        array[target_M] = array[source_M]
     else:
-        rows.index_copy_(0, index_R, new.to(rows.dtype))
+        source, target = (torch.from_numpy(places).to(rows.device) for places in (source_M, target_M))
+        rows.index_copy_(0, target, rows.index_select(0, source))
