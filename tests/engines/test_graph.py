@@ -68,7 +68,7 @@ def test_engine_equals_the_network(run_rate: float, images: torch.Tensor, assert
     model = drawn(images, run_rate)
     engine = GraphEngine(model, device=DEVICE)
     kept = images.clone()
-    compare(engine, model, images if run_rate < 1 else images[:2], assert_same)
+    compare(engine, model, images if run_rate < 0.5 else images[:2], assert_same)
     compare(engine, model, images[:1], assert_same)
     assert torch.equal(images, kept)
 
@@ -76,7 +76,7 @@ def test_engine_equals_the_network(run_rate: float, images: torch.Tensor, assert
 def test_any_batch_and_memory_format(
     engine: GraphEngine, model: RoutedNetwork, images: torch.Tensor, assert_same: Same
 ) -> None:
-    for batch in (images[:3], images[::3].to(memory_format=torch.channels_last)):
+    for batch in (images[:3], images[3:].to(memory_format=torch.channels_last)):
         compare(engine, model, batch, assert_same)
 
 
@@ -89,7 +89,7 @@ def test_any_image_size(shape: tuple[int, int, int], assert_same: Same) -> None:
     compare(GraphEngine(model, device=DEVICE), model, images, assert_same)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_path(
     engine: GraphEngine, model: RoutedNetwork, images: torch.Tensor, assert_same: Same, data: st.DataObject
@@ -169,8 +169,8 @@ def test_answers_outlive_the_next_call(engine: GraphEngine, images: torch.Tensor
 
 
 def test_only_a_few_shapes_are_kept(engine: GraphEngine) -> None:
-    for batch in range(1, 11):
-        engine(torch.zeros(batch, 3, 1, 1, device=DEVICE), force=torch.zeros(9))
+    for width in range(1, 11):
+        engine(torch.zeros(1, 3, 1, width, device=DEVICE), force=torch.zeros(9))
     assert len(engine.ready) == 8
 
 
@@ -217,9 +217,9 @@ def test_nobody_chooses_the_interpreter() -> None:
 @pytest.mark.parametrize("batch", [1, 16, 1024])
 def test_what_is_tried_fits_the_device(batch: int) -> None:
     tried = candidates(batch, 132)
-    assert 5 <= len(set(tried)) == len(tried) <= 8
+    assert 3 <= len(set(tried)) == len(tried) <= 4
     assert all(tuning.split == 1 or tuning.split * batch <= 132 for tuning in tried)
-    assert tuning_for((16, 32, 64), batch, 132) in tried
+    assert all(tuning_for((16, 32, 64), batch, 132, routed=routed) in tried for routed in (True, False))
 
 
 def test_tunings_are_listed_the_fastest_first(capsys: pytest.CaptureFixture[str]) -> None:

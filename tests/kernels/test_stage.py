@@ -117,11 +117,29 @@ def test_paths_can_be_forced_image_by_image(cut: Cut) -> None:
     assert torch.equal(path[force != 2], force[force != 2].float())
 
 
+# Forced decisions of stages of 6 and 7 blocks: skips in a row over the end of a group, of a stage, of both; 2 asks.
+SKIPPING = ["000000 0000000", "000001 1000001", "100000 1001000", "010000 0000010", "202002 2002002"]
+
+
+@pytest.mark.parametrize("group", [1, 4, 16])
+def test_every_block_is_scored_by_what_it_would_see(group: int) -> None:
+    weights = make_weights(6, 7)
+    force = torch.tensor([[int(digit) for digit in row.replace(" ", "")] for row in SKIPPING])
+    images = torch.randn(len(force), 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    tuning = uniform(Cut("taps", 16, stages=1, group=group), 2)
+    _, _, scores_BN2, path_BN = run_network(weights, images, 0.0, force)
+    _, _, ours_BN2, our_path_BN = launch(weights, images, 0.0, force, tuning)
+    assert torch.equal(our_path_BN, path_BN)
+    torch.testing.assert_close(ours_BN2, scores_BN2, atol=1e-5 * scores_BN2.abs().max().item(), rtol=0)
+    assert not path_BN[-1].eq(1).all()  # the routers themselves skip and run
+    assert path_BN[-1].any()
+
+
 @pytest.mark.parametrize("cut", FORMS, ids=str)
 def test_without_routers_blocks_run(cut: Cut) -> None:
-    weights = make_weights(2, 2, routed=False)
-    assert check(weights, (6, 6), uniform(cut, 2)).eq(1).all()
-    assert check(weights, (6, 6), uniform(cut, 2), force=torch.tensor([[1, 0, 0, 1]] * 2))[0].tolist() == [1, 0, 0, 1]
+    force = torch.tensor([[2, 2, 2, 2], [1, 0, 0, 1]])
+    path = check(make_weights(2, 2, routed=False), (6, 6), uniform(cut, 2), force=force)
+    assert path.tolist() == [[1, 1, 1, 1], [1, 0, 0, 1]]
 
 
 def test_each_stage_has_its_own_cut() -> None:
@@ -134,10 +152,11 @@ def test_any_number_of_planes_and_classes(planes: int, classes: int) -> None:
     check(make_weights(1, planes=planes, classes=classes), (12, 13), uniform(FORMS[0], 1))
 
 
-@pytest.mark.parametrize("cut", FORMS, ids=str)
-def test_half_precision_is_near(cut: Cut) -> None:
+@pytest.mark.parametrize(("cut", "short"), [*((cut, False) for cut in FORMS), (FORMS[0], True)], ids=str)
+def test_half_precision_is_near(cut: Cut, short: bool) -> None:
     force = torch.tensor([[1, 1, 1], [0, 0, 1]])  # near a tie rounding may decide
-    check(make_weights(1, 2), (8, 8), uniform(cut, 2), force=force, dtype=torch.float16, tolerance=4e-3)
+    tuning = Tuning((cut,) * 2, short_routers=short)
+    check(make_weights(1, 2), (8, 8), tuning, force=force, dtype=torch.float16, tolerance=4e-3)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="programs that wait for each other need a GPU to run them at once")
@@ -181,8 +200,10 @@ def test_images_are_split_only_where_all_programs_fit() -> None:
     splits = [tuning_for(WIDTHS, batch, 132).split for batch in batches]
     assert splits == sorted(splits, reverse=True)
     assert all(split * batch <= 132 or split == 1 for split, batch in zip(splits, batches, strict=True))
-    assert (splits[0], splits[-1]) == (8, 1)
-    assert tuning_for((128, 256), 1, 132) == uniform(Cut("taps", 64, 2, channels=16), 2)  # widths that nobody tuned
+    assert (splits[0], splits[1], splits[-1]) == (16, 8, 1)
+    assert tuning_for(WIDTHS, 1, 132, routed=False).split == 8
+    unknown = uniform(Cut("taps", 64, 2, channels=16, group=1), 2)
+    assert tuning_for((128, 256), 1, 132) == unknown  # widths that nobody tuned
     exact = tuning_for(WIDTHS, 1, 132, exact=True)
     assert [cut.channels for cut in exact.cuts] == [16, 32, 32]
     assert exact.split == 4

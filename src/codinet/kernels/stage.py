@@ -47,19 +47,32 @@ def _leave(ticket_ptr, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def _share(sums_C, partial_ptr, part, C: tl.constexpr, SPLIT: tl.constexpr):
-    """Before a meeting: tell the other programs of the image one's own sums."""
-    if SPLIT > 1:
-        tl.store(partial_ptr + part * C + tl.arange(0, C), sums_C)
+def _own(pooled_ptr, image, C: tl.constexpr, SPLIT: tl.constexpr):
+    """The image's part of what `_pool` and `_means` write."""
+    return pooled_ptr + image * (C if SPLIT == 1 else 2 * SPLIT * C)
 
 
 @triton.jit
-def _gather(sums_C, partial_ptr, C: tl.constexpr, SPLIT: tl.constexpr):
-    """After it: everyone's sums, added in the same order by all."""
+def _pool(sums_C, pooled_ptr, part, ticket_ptr, met, PIXELS: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr):
+    """A meeting at which the image's means are left in memory, where every thread reads those that it wants.
+
+    Where an image is split, each program leaves its part of them.
+    """
+    tl.store(pooled_ptr + part * C + tl.arange(0, C), sums_C * (1.0 / PIXELS))
+    return _meet(ticket_ptr, met, SPLIT)
+
+
+@triton.jit
+def _means(pooled_ptr, part, C: tl.constexpr, SPLIT: tl.constexpr):
+    """Where the means are, for this program: of a split image in its own copy, added up in the same order by all."""
     if SPLIT > 1:
-        at = tl.arange(0, SPLIT)[:, None] * C + tl.arange(0, C)[None, :]
-        sums_C = tl.sum(tl.load(partial_ptr + at, cache_modifier=".cg"), axis=0)
-    return sums_C
+        c = tl.arange(0, C)
+        at = tl.arange(0, SPLIT)[:, None] * C + c[None, :]
+        pooled_C = tl.sum(tl.load(pooled_ptr + at, cache_modifier=".cg"), axis=0)
+        pooled_ptr += (SPLIT + part) * C
+        tl.store(pooled_ptr + c, pooled_C)
+        tl.debug_barrier()
+    return pooled_ptr
 
 
 @triton.jit
@@ -69,58 +82,75 @@ def _add_both(a, b, c, d):
 
 @triton.jit
 def _ask(
-    pooled_C,
+    pooled_ptr,
+    hidden_ptr,
     router_ptr,
     limit,
     force_ptr,
     scores_ptr,
     path_ptr,
     part,
+    k,
     left,
     C: tl.constexpr,
     GROUP: tl.constexpr,
-    ROUTED: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    """How many of the next GROUP blocks, of which `left` exist, are skipped before one runs: GROUP if none does.
+    """How many of GROUP blocks from k on, of which `left` exist, are skipped before one runs: GROUP if none does.
 
     Writes scores and path up to that block; what comes after it has to be asked again. A router is Linear(C, C), ReLU,
     Linear(C, 2), laid out by `stage_weights`.
     """
-    g = tl.arange(0, GROUP)
+    # Zero, but the compiler cannot know: else it keeps addresses in registers from one group to the next.
+    nothing = (k >> 20) * 16
+    g = tl.arange(0, GROUP) + nothing
     forced_G = tl.load(force_ptr + g, mask=g < left, other=0).to(tl.int32)
-    skip_G = tl.zeros([GROUP], tl.float32)
-    run_G = tl.zeros([GROUP], tl.float32)
-    runs_G = forced_G != 0
-    if ROUTED:
-        # By shape alone the compiler gives outputs (four each) and IN_LANES of the inputs to the lanes of a warp, blocks
-        # to warps, and the other inputs to registers: sums stay within a warp, almost all of them within a thread.
-        IN_LANES: tl.constexpr = 128 // C if C < 128 else 1
-        ROUNDS: tl.constexpr = C // IN_LANES
-        PER: tl.constexpr = C * C + 3 * C + 4
-        c = tl.arange(0, C)
-        inputs = tl.arange(0, ROUNDS)[:, None] * IN_LANES + tl.arange(0, IN_LANES)[None, :]
-        at = inputs[:, None, :, None] * C + (g[:, None] * PER + c[None, :])[None, :, None, :]
-        hidden_RGLC = tl.load(router_ptr + at)
-        rest_ptr = router_ptr + C * C + (g[:, None] * PER + c[None, :])
-        bias_GC = tl.load(rest_ptr)
-        to_skip_GC = tl.load(rest_ptr + C)
-        to_run_GC = tl.load(rest_ptr + 2 * C)
-        end_ptr = router_ptr + C * C + 3 * C + g * PER
-        skip_bias_G = tl.load(end_ptr)
-        run_bias_G = tl.load(end_ptr + 1)
-        seen_RGLC = tl.reshape(pooled_C, [ROUNDS, 1, IN_LANES, 1])
-        hidden_GC = tl.sum(tl.sum(hidden_RGLC * seen_RGLC, axis=0), axis=1) + bias_GC
-        hidden_GC = tl.maximum(hidden_GC, 0.0)
-        skip_G, run_G = tl.reduce((hidden_GC * to_skip_GC, hidden_GC * to_run_GC), 1, _add_both)
-        skip_G += skip_bias_G
-        run_G += run_bias_G
-        runs_G = ((run_G - skip_G >= limit) & (forced_G == 2)) | (forced_G == 1)
-    first = tl.min(tl.where(runs_G, g, GROUP), axis=0)
+    # By shape alone the compiler gives outputs (16 bytes each) and some of the inputs to the lanes of a warp,
+    # blocks to warps, and the other inputs to registers: sums stay within a warp, nearly all within a thread.
+    # Where GROUP is less than the warps, these share inputs too, and meet.
+    WARP: tl.constexpr = 32 * 128 // hidden_ptr.dtype.element_ty.primitive_bitwidth
+    LANES: tl.constexpr = min(C, WARP // C if C < WARP else 1)
+    ROUNDS: tl.constexpr = C // LANES
+    REST: tl.constexpr = 3 * C + 4
+    c = tl.arange(0, C) + nothing
+    inputs_LR = tl.arange(0, LANES)[:, None] * ROUNDS + tl.arange(0, ROUNDS)[None, :] + nothing
+    inputs = inputs_LR[:, None, :, None]
+    hidden_LGRC = tl.load(hidden_ptr + (inputs * C + (g[:, None] * (C * C) + c[None, :])[None, :, None, :]))
+    rest_ptr = router_ptr + (g[:, None] * REST + c[None, :])
+    bias_GC = tl.load(rest_ptr)
+    to_skip_GC = tl.load(rest_ptr + C)
+    to_run_GC = tl.load(rest_ptr + 2 * C)
+    skip_bias_G = tl.load(router_ptr + 3 * C + g * REST)
+    run_bias_G = tl.load(router_ptr + 3 * C + 1 + g * REST)
+    # Only now, when the weights are on their way.
+    pooled = tl.load(_means(pooled_ptr, part, C, SPLIT) + inputs)
+    hidden_GC = tl.sum(tl.sum(hidden_LGRC.to(tl.float32) * pooled, axis=2), axis=0) + bias_GC
+    hidden_GC = tl.maximum(hidden_GC, 0.0)
+    skip_G, run_G = tl.reduce((hidden_GC * to_skip_GC, hidden_GC * to_run_GC), 1, _add_both)
+    skip_G += skip_bias_G
+    run_G += run_bias_G
+    runs_G = ((run_G - skip_G >= limit) & (forced_G == 2)) | (forced_G == 1)
+    # A sum or minimum over warps has them meet twice. So every warp is told all decisions, and finds the first alone.
+    told_G = tl.gather(tl.where(runs_G, g, GROUP), tl.arange(0, GROUP), axis=0)
+    first = tl.min(told_G, axis=0)
     decided_G = (g <= first) & (g < left) & (part == 0)
-    tl.store(scores_ptr + 2 * g, skip_G, mask=decided_G)
-    tl.store(scores_ptr + 2 * g + 1, run_G, mask=decided_G)
+    # As wide as a warp, so that each block's scores are written by the warp that has them.
+    lane = tl.arange(0, 32)[None, :]
+    scores = tl.where(lane == 0, skip_G[:, None], run_G[:, None])
+    tl.store(scores_ptr + (2 * g[:, None] + lane), scores, mask=decided_G[:, None] & (lane < 2))
     tl.store(path_ptr + g, (g == first).to(tl.float32), mask=decided_G)
     return first
+
+
+@triton.jit
+def _follow(force_ptr, scores_ptr, path_ptr, part):
+    """As `_ask` for one block without a router, which runs unless it is forced not to."""
+    runs = tl.load(force_ptr).to(tl.int32) != 0
+    if part == 0:
+        tl.store(scores_ptr, 0.0)
+        tl.store(scores_ptr + 1, 0.0)
+        tl.store(path_ptr, runs.to(tl.float32))
+    return 1 - runs.to(tl.int32)
 
 
 @triton.jit
@@ -131,11 +161,11 @@ def _stage(
     enter_weight_ptr,  # 9×C_IN×C: the first convolution, where it strides
     weight_ptr,  # blocks×2×(9×C×C or 3×4C×2C)
     bias_ptr,  # blocks×2×C, float32
-    router_ptr,  # (blocks + 1)×(C·C + 3·C + 4), float32; the last is that of the next stage's first block
-    partial_ptr,  # B×SPLIT×C, float32
+    hidden_ptr,  # (blocks + 1)×C×C; of routers, the last is that of the next stage's first block
+    router_ptr,  # (blocks + 1)×(3·C + 4), float32: the rest of them
+    pooled_ptr,  # B×(1 or 2·SPLIT)×C, float32
     image,
     part,
-    pooled_C,  # means of the features that enter
     limit,
     force_ptr,
     scores_ptr,
@@ -162,19 +192,17 @@ def _stage(
 ):
     """All blocks of one width.
 
-    Gives the means of the features that leave (where routed), the meetings so far, and whether the next stage's first
-    block runs: it is asked here, with the others that look at this width.
+    Leaves the means of the features (where routed); gives the meetings so far, and whether the next stage's first block
+    runs: it is asked here, with the others that look at this width.
     """
     H: tl.constexpr = (H_IN + STRIDE - 1) // STRIDE
     W: tl.constexpr = (W_IN + STRIDE - 1) // STRIDE
     per_conv: tl.constexpr = (24 if FORM == PAIRS else 9) * C * C
-    per_router: tl.constexpr = C * C + 3 * C + 4
-    scale: tl.constexpr = 1.0 / (H * W)
     wide = image.to(tl.int64)
     enter_ptr += wide * (H_IN * W_IN * C_IN)
     x_ptr += wide * (H * W * C)
     between_ptr += wide * (H * W * C)
-    partial_ptr += image * (SPLIT * C)
+    pooled_ptr = _own(pooled_ptr, image, C, SPLIT)
     k = 0
     if STRIDE > 1:
         sums_C = shortcut(enter_ptr, x_ptr, part, H_IN, W_IN, C, C_IN, STRIDE, BM, SPLIT, True, CACHE)
@@ -190,19 +218,23 @@ def _stage(
                 H, W, C, FORM, BM, BN, ACROSS, STAGES, SPLIT, True, ROUTED, CACHE,
             )
         # fmt: on
-        _share(sums_C, partial_ptr, part, C, SPLIT)
-        met = _meet(ticket_ptr, met, SPLIT)
-        pooled_C = _gather(sums_C, partial_ptr, C, SPLIT) * scale
+        if ROUTED:
+            met = _pool(sums_C, pooled_ptr, part, ticket_ptr, met, H * W, C, SPLIT)
+        else:
+            met = _meet(ticket_ptr, met, SPLIT)
         k = 1
 
     enters = 0
     asked = blocks if LAST else blocks + 1
     while k < asked:
         # fmt: off
-        first = _ask(
-            pooled_C, router_ptr + k * per_router, limit, force_ptr + k, scores_ptr + 2 * k, path_ptr + k, part,
-            asked - k, C, GROUP, ROUTED,
-        )
+        if ROUTED:
+            first = _ask(
+                pooled_ptr, hidden_ptr + k * (C * C), router_ptr + k * (3 * C + 4), limit, force_ptr + k,
+                scores_ptr + 2 * k, path_ptr + k, part, k, asked - k, C, GROUP, SPLIT,
+            )
+        else:
+            first = _follow(force_ptr + k, scores_ptr + 2 * k, path_ptr + k, part)
         # fmt: on
         k += first
         if (first < GROUP) & (k < blocks):
@@ -225,21 +257,21 @@ def _stage(
             )
             # fmt: on
             if ROUTED:
-                _share(sums_C, partial_ptr, part, C, SPLIT)
-            met = _meet(ticket_ptr, met, SPLIT)
-            if ROUTED:
-                pooled_C = _gather(sums_C, partial_ptr, C, SPLIT) * scale
+                met = _pool(sums_C, pooled_ptr, part, ticket_ptr, met, H * W, C, SPLIT)
+            else:
+                met = _meet(ticket_ptr, met, SPLIT)
         elif first < GROUP:
             enters = 1
         if first < GROUP:
             k += 1
-    return pooled_C, met, enters
+    return met, enters
 
 
 @triton.jit
-def _head(pooled_C, weight_ptr, bias_ptr, logits_ptr, part, K, C: tl.constexpr, SPLIT: tl.constexpr):
+def _head(pooled_ptr, weight_ptr, bias_ptr, logits_ptr, part, K, C: tl.constexpr, SPLIT: tl.constexpr):
     """Linear(C, K), some classes at a time."""
     c = tl.arange(0, C)
+    pooled_C = tl.load(pooled_ptr + c)
     first = part * CLASSES
     while first < K:
         k = first + tl.arange(0, CLASSES)
@@ -259,8 +291,9 @@ def network_kernel(
     enter_weight_ptrs,
     weight_ptrs,
     bias_ptrs,
+    hidden_ptrs,
     router_ptrs,
-    partial_ptrs,
+    pooled_ptrs,
     numbers_ptr,  # of blocks: stages, int32; from memory, for the compiler fails over a loop that it knows to be empty
     head_weight_ptr,  # K×C of the last stage, float32
     head_bias_ptr,  # K, float32
@@ -294,20 +327,22 @@ def network_kernel(
     enter_ptr = x_ptrs[0]
     pixels_ptr = images_ptr + wide * (PLANES * HEIGHT * WIDTH)
     first_ptr = enter_ptr + wide * (HEIGHT * WIDTH * C_FIRST)
-    partial_ptr = partial_ptrs[0] + image * (SPLIT * C_FIRST)
     sums_C = stem(
         pixels_ptr, first_ptr, stem_weight_ptr, stem_bias_ptr, part, HEIGHT, WIDTH, C_FIRST, PLANES, TAPS_IN, SPLIT
     )
-    _share(sums_C, partial_ptr, part, C_FIRST, SPLIT)
-    met = _meet(ticket_ptr, 0, SPLIT)
-    pooled_C = _gather(sums_C, partial_ptr, C_FIRST, SPLIT) * (1.0 / (HEIGHT * WIDTH))
+    met = 0
+    if ROUTED:
+        pooled_ptr = _own(pooled_ptrs[0], image, C_FIRST, SPLIT)
+        met = _pool(sums_C, pooled_ptr, part, ticket_ptr, met, HEIGHT * WIDTH, C_FIRST, SPLIT)
+    else:
+        met = _meet(ticket_ptr, met, SPLIT)
 
     enters = 0
     for s in tl.static_range(len(CUTS)):
         # fmt: off
-        pooled_C, met, enters = _stage(
+        met, enters = _stage(
             enter_ptr, x_ptrs[s], between_ptrs[s], enter_weight_ptrs[s], weight_ptrs[s], bias_ptrs[s],
-            router_ptrs[s], partial_ptrs[s], image, part, pooled_C, limit,
+            hidden_ptrs[s], router_ptrs[s], pooled_ptrs[s], image, part, limit,
             force_ptr + row, scores_ptr + 2 * row, path_ptr + row, ticket_ptr, met, blocks, enters,
             CUTS[s][0], CUTS[s][1], CUTS[s][2], CUTS[s][3], CUTS[s][4], CUTS[s][5], CUTS[s][6], CUTS[s][7],
             CUTS[s][8], CUTS[s][9], CUTS[s][10], s + 1 == len(CUTS), ROUTED, SPLIT, CACHE,
@@ -320,14 +355,13 @@ def network_kernel(
 
     LAST: tl.constexpr = len(CUTS) - 1
     C: tl.constexpr = CUTS[LAST][3]
+    pooled_ptr = _own(pooled_ptrs[LAST], image, C, SPLIT)
     if not ROUTED:
         H: tl.constexpr = (CUTS[LAST][0] + CUTS[LAST][4] - 1) // CUTS[LAST][4]
         W: tl.constexpr = (CUTS[LAST][1] + CUTS[LAST][4] - 1) // CUTS[LAST][4]
         last_ptr = enter_ptr + wide * (H * W * C)
-        last_partial_ptr = partial_ptrs[LAST] + image * (SPLIT * C)
         sums_C = shortcut(last_ptr, last_ptr, part, H, W, C, C, 1, 64, SPLIT, False, CACHE)
-        _share(sums_C, last_partial_ptr, part, C, SPLIT)
-        met = _meet(ticket_ptr, met, SPLIT)
-        pooled_C = _gather(sums_C, last_partial_ptr, C, SPLIT) * (1.0 / (H * W))
-    _head(pooled_C, head_weight_ptr, head_bias_ptr, logits_ptr + wide * K, part, K, C, SPLIT)
+        met = _pool(sums_C, pooled_ptr, part, ticket_ptr, met, H * W, C, SPLIT)
+    seen_ptr = _means(pooled_ptr, part, C, SPLIT)
+    _head(seen_ptr, head_weight_ptr, head_bias_ptr, logits_ptr + wide * K, part, K, C, SPLIT)
     _leave(ticket_ptr, SPLIT)

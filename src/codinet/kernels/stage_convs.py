@@ -63,6 +63,11 @@ def taps(
     H_OUT: tl.constexpr = (H + STRIDE - 1) // STRIDE
     W_OUT: tl.constexpr = (W + STRIDE - 1) // STRIDE
     tiles: tl.constexpr = (H_OUT * W_OUT + BM - 1) // BM * across
+    # Of several tiles a thread first adds what it has itself, every KEPT-th row where four warps write 16 bytes each.
+    ALONE: tl.constexpr = SUMS and across == 1 and tiles > SPLIT
+    KEPT: tl.constexpr = min(BM, max(1, 1024 // BN))
+    if ALONE:
+        total = tl.zeros([KEPT, BN], tl.float32)
     tile = part
     while tile < tiles:
         m = (tile // across) * BM + tl.arange(0, BM)
@@ -81,7 +86,9 @@ def taps(
             acc = tl.dot(a, w, acc, input_precision="ieee")
         out = target_ptr + ((m * C)[:, None] + n[None, :])
         y_MN = _finish(acc, tl.load(bias_ptr + n), out, there[:, None], H_OUT * W_OUT % BM == 0, ADDS, CACHE)
-        if SUMS:
+        if ALONE:
+            total += tl.sum(tl.reshape(y_MN, [BM // KEPT, KEPT, BN]), axis=0)
+        elif SUMS:
             some = tl.sum(y_MN, axis=0)
             if across == 1:
                 sums_C += some
@@ -89,6 +96,8 @@ def taps(
                 placed = tl.arange(0, C)[:, None] == n[None, :]
                 sums_C += tl.sum(tl.where(placed, some[None, :], 0.0), axis=1)
         tile += SPLIT
+    if ALONE:
+        sums_C = tl.sum(total, axis=0)
     return sums_C
 
 

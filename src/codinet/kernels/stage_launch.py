@@ -50,7 +50,7 @@ class Launcher:
         assert weights.stages[0].stride == 1  # nobody would ask the router of a first block that strides
         asked = [*weights.stages[1:], None]
         self.stages = [
-            _Packed(stage, after, cut, dtype, device)
+            _Packed(stage, after, cut, dtype, dtype if tuning.short_routers else torch.float32, device)
             for stage, after, cut in zip(weights.stages, asked, tuning.cuts, strict=True)
         ]
 
@@ -77,10 +77,11 @@ class Launcher:
             tuple(stage.enter_weight for stage in self.stages),
             tuple(stage.weight for stage in self.stages),
             tuple(stage.bias for stage in self.stages),
+            tuple(stage.hidden for stage in self.stages),
             tuple(stage.router for stage in self.stages),
             tuple(
-                torch.empty(batch, tuning.split, stage.channels, device=self.device)
-                for stage in weights.stages  # each its own: a slow program may still read those of the stage before
+                torch.empty(batch, 2 * tuning.split, stage.channels, device=self.device)
+                for stage in weights.stages  # each its own: a slow thread may still read those of the stage before
             ),
             self.numbers,
             self.head_weight,
@@ -110,30 +111,40 @@ class _Packed:
     """The weights of a stage as the kernel reads them."""
 
     def __init__(
-        self, weights: StageWeights, after: StageWeights | None, cut: Cut, dtype: torch.dtype, device: torch.device
+        self,
+        weights: StageWeights,
+        after: StageWeights | None,
+        cut: Cut,
+        dtype: torch.dtype,
+        hidden_dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         convs = [_regular(block, weights, cut) for block in weights.blocks]
         biases = [torch.stack([block.bias1_O, block.bias2_O]) for block in weights.blocks]
         self.weight = torch.stack(convs).to(device, dtype).contiguous()
         self.bias = torch.stack(biases).to(device, torch.float32).contiguous()
         self.enter_weight = pack_taps(weights.blocks[0].conv1_OI33).to(device, dtype).contiguous()
-        self.router = self.bias  # not read where nobody routes
+        self.hidden, self.router = self.bias, self.bias  # not read where nobody routes
         if weights.routed:
-            self.router = _routers(weights, after, cut.group).to(device)
+            hidden, router = _routers(weights, after, cut.group)
+            self.hidden, self.router = hidden.to(device, hidden_dtype), router.to(device, torch.float32)
 
 
-def _routers(weights: StageWeights, after: StageWeights | None, group: int) -> torch.Tensor:
-    """Those that look at the stage's width: its blocks' and that of the next stage's first block.
+def _routers(weights: StageWeights, after: StageWeights | None, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those that look at the stage's width, packed: its blocks' and that of the next stage's first block.
 
     In the place of a first block that strides, whose router the stage before has, there are zeros; and after the last,
     as many as a group may reach beyond it.
     """
-    blocks = [*weights.blocks, *(after.blocks[:1] if after is not None else [])]
-    vectors = [pack_router(block.router) for block in blocks if block.router is not None]
-    nothing = torch.zeros(weights.channels**2 + 3 * weights.channels + 4)
-    if weights.stride > 1:
-        vectors[0] = nothing
-    return torch.stack([vector.cpu() for vector in vectors] + [nothing] * (group - 1))
+    channels = weights.channels
+    own = weights.blocks if weights.stride == 1 else weights.blocks[1:]
+    asked = [block.router for block in (*own, *(after.blocks[:1] if after is not None else ()))]
+    packed = [pack_router(router) for router in asked if router is not None]
+    like = weights.blocks[0].bias1_O
+    nothing = like.new_zeros(channels, channels), like.new_zeros(3 * channels + 4)
+    padded = [nothing] * (weights.stride > 1) + packed + [nothing] * (group - 1)
+    hidden, rest = zip(*padded, strict=True)
+    return torch.stack(hidden), torch.stack(rest)
 
 
 def _regular(block: BlockWeights, weights: StageWeights, cut: Cut) -> torch.Tensor:

@@ -94,7 +94,7 @@ def pack_conv(weight_OI33: torch.Tensor, form: Form) -> torch.Tensor:
     return (pack_pairs if form == "pairs" else pack_taps)(weight_OI33)
 
 
-def pack_router(router: RouterWeights) -> torch.Tensor:
-    """One vector of C·C + 3·C + 4 floats: the hidden matrix input by input, its bias, both outputs, their biases, 0."""
-    parts = (router.hidden_CC.T, router.hidden_C, router.out_2C, router.out_2, router.out_2.new_zeros(2))
-    return torch.cat([part.reshape(-1) for part in parts]).float()
+def pack_router(router: RouterWeights) -> tuple[torch.Tensor, torch.Tensor]:
+    """The hidden matrix input by input, and in one vector of 3·C + 4: its bias, both outputs, their biases, zeros."""
+    parts = router.hidden_C, router.out_2C.reshape(-1), router.out_2, router.out_2.new_zeros(2)
+    return router.hidden_CC.T.contiguous(), torch.cat(parts)
