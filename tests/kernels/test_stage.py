@@ -159,11 +159,17 @@ def test_half_precision_is_near(cut: Cut, short: bool) -> None:
     check(make_weights(1, 2), (8, 8), tuning, force=force, dtype=torch.float16, tolerance=4e-3)
 
 
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="programs that wait for each other need a GPU to run them at once")
+@pytest.mark.parametrize(("cut", "split"), [*((cut, 2) for cut in FORMS), (FORMS[1], 4)], ids=str)
+@pytest.mark.parametrize("routed", [True, False])
+@pytest.mark.usefixtures("programs_at_once")
+def test_several_programs_to_an_image(cut: Cut, split: int, routed: bool) -> None:
+    check(make_weights(3, 4, routed=routed), (12, 10), uniform(cut, 2, split=split))
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="so many programs at once need a GPU")
 @pytest.mark.parametrize("cut", FORMS, ids=str)
-@pytest.mark.parametrize("split", [2, 8])
-def test_several_programs_to_an_image(cut: Cut, split: int) -> None:
-    check(make_weights(5, 9), (18, 22), uniform(cut, 2, split=split))
+def test_many_programs_to_an_image(cut: Cut) -> None:
+    check(make_weights(5, 9), (18, 22), uniform(cut, 2, split=8))
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter multiplies bfloat16 as if it were integers")

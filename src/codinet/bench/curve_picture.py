@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from codinet.bench.picture import Figure, save
+from codinet.bench.picture import new_figure, save
 
 
 def draw_curve(rows: list[dict[str, Any]], out: Path, title: str) -> None:
     """A point for each threshold, which is written beside it."""
-    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_figure(5.2)
     shares, accuracies = [row["cost_share"] for row in rows], [row["accuracy"] for row in rows]
     axes.plot(shares, accuracies, marker="o", markersize=4, color="#2f6f9f")
     for row in rows:

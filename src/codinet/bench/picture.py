@@ -15,8 +15,7 @@ def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
     """Bars of the routed engines, one group a row; a line at each promise."""
     shown = [row for row in rows if not row["engine"].startswith("static")]
     names = [f"{row['engine']}\nbatch {row['batch']}" for row in shown]
-    figure = Figure(figsize=(max(4.0, 1.3 * len(shown)), 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_figure(max(4.0, 1.3 * len(shown)))
     bars = axes.bar(names, [row["speedup"] for row in shown], color="#2f6f9f", width=0.6, label="measured")
     axes.bar_label(bars, [f"{row['realised']:.2f}" for row in shown], padding=2, fontsize=8)
     for place, row in enumerate(shown):
@@ -28,6 +27,11 @@ def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
     save(figure, out)
+
+
+def new_figure(width: float) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
+    return figure, figure.subplots()
 
 
 def save(figure: Figure, out: Path) -> None:
