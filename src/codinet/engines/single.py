@@ -2,8 +2,9 @@
 
 A router's arithmetic is nothing beside its block's; what costs is calling torch five times for it. Here the
 default router is four calls of numpy on views made beforehand: biases ride along as one more column, pooling is a
-product with a constant row, and a block that was skipped leaves the pooled vector as it was. Other routers are
-asked through their modules. Knows nothing of blocks or decisions.
+product with a constant row, a block that was skipped leaves the pooled vector as it was, and relu(h) is (h + |h|) / 2,
+because taking the greater of a vector and a number costs twice what |h| does. Other routers are asked through their
+modules. Knows nothing of blocks or decisions.
 """
 
 from typing import Protocol
@@ -48,11 +49,13 @@ class FCScores:
 
     @staticmethod
     def _augmented(router: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
-        """[W₁ b₁] and [W₂ b₂]: vectors end in a 1, so that a product adds the bias."""
+        """[W₁ b₁] and [W₂/2 W₂/2 b₂], for vectors z, 1 and h, |h|, 1."""
         assert isinstance(router, FCRouter)
-        both = [(layer.weight.detach(), layer.bias.detach()) for layer in (router.hidden, router.out)]
-        hidden, out = (torch.cat([weight, bias[:, None]], dim=1).contiguous().numpy() for weight, bias in both)
-        return hidden, out
+        hidden, out = router.hidden, router.out
+        half = out.weight.detach() / 2
+        first = torch.cat([hidden.weight.detach(), hidden.bias.detach()[:, None]], dim=1)
+        second = torch.cat([half, half, out.bias.detach()[:, None]], dim=1)
+        return first.contiguous().numpy(), second.contiguous().numpy()
 
     def mean_row(self, places: int) -> np.ndarray:
         row = self.means.get(places)
@@ -73,15 +76,15 @@ class FCScorer:
         # Views made once a stage: places × channels is how channels_last features lie in memory.
         self.places_PC = x_1CHW.numpy().transpose(0, 2, 3, 1).reshape(-1, width)
         self.mean_P = self.mean_row(len(self.places_PC))
-        self.pooled, self.hidden = np.ones(width + 1, np.float32), np.ones(width + 1, np.float32)
-        self.pooled_C, self.hidden_C = self.pooled[:-1], self.hidden[:-1]
+        self.pooled, self.hidden = np.ones(width + 1, np.float32), np.ones(2 * width + 1, np.float32)
+        self.pooled_C, self.hidden_C, self.absolute_C = self.pooled[:-1], self.hidden[:width], self.hidden[width:-1]
 
     def score(self, k: int, fresh: bool) -> list[float]:
         if fresh:
             np.dot(self.mean_P, self.places_PC, out=self.pooled_C)
         weight_hidden, weight_out = self.layers[k]
         weight_hidden.dot(self.pooled, self.hidden_C)
-        np.maximum(self.hidden_C, 0.0, out=self.hidden_C)
+        np.absolute(self.hidden_C, self.absolute_C)
         weight_out.dot(self.hidden, self.scores_2)
         return self.scores_2.tolist()
 
