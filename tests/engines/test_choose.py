@@ -1,14 +1,17 @@
 """Picking an engine gives one that answers as the network does."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from codinet.engines import choose as choosing
 from codinet.engines import compile_engine
+from codinet.engines.graph import GraphEngine
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork, create_model
+from codinet.records import RoutedOutput
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -44,3 +47,34 @@ def test_a_static_network_gets_a_static_engine(images: torch.Tensor, monkeypatch
 def test_no_batch_of_nothing(network: Callable[..., RoutedNetwork]) -> None:
     with pytest.raises(UserError, match="one image or more"):
         compile_engine(network(), batch=0)
+
+
+def _offer_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph engine as if there were a GPU, and as if it were the fastest."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(choosing, "has_onnx", lambda *_args: False)
+    monkeypatch.setattr(choosing, "has_graph", lambda *_args: True)
+    monkeypatch.setattr(choosing, "_fastest_of", lambda engine, _images: 0.0 if engine.name == "graph" else 1.0)
+
+
+def test_kernels_that_are_right_are_chosen(
+    network: Callable[..., RoutedNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _offer_graph(monkeypatch)
+    assert compile_engine(network(), batch=2, image_shape=(3, 8, 8)).name == "graph"
+
+
+@pytest.mark.parametrize("part", ["logits_BK", "scores_BN2"])
+def test_kernels_that_are_wrong_are_told_and_left_out(
+    network: Callable[..., RoutedNetwork], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    _offer_graph(monkeypatch)
+    right = GraphEngine.classify
+
+    def wrong(engine: Any, *args: Any) -> RoutedOutput:
+        output = right(engine, *args)
+        return output._replace(**{part: getattr(output, part) + torch.nan})
+
+    monkeypatch.setattr(GraphEngine, "classify", wrong)
+    with pytest.warns(UserWarning, match="other answers than the network"):
+        assert compile_engine(network(), batch=2, image_shape=(3, 8, 8)).name == "gather"

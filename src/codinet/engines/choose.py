@@ -1,12 +1,14 @@
 """The fastest engine for a network, a device and a batch size, found by trying them.
 
 Candidates are timed on random images, which a trained network may route otherwise than its own; pass `images`
-where that matters. What is not installed (ONNX Runtime, Triton) or cannot hold the network is left out.
+where that matters. What is not installed (ONNX Runtime, Triton) or cannot hold the network is left out, and so are
+kernels of our own that do not give the network's answers here.
 """
 
 import copy
 import importlib.util
 import time
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -21,6 +23,7 @@ from codinet.errors import UserError
 from codinet.model import CoDiNet, RoutedNetwork
 
 ROUNDS = 5
+LEFT_OUT = "the graph engine's kernels give other answers than the network on this device, so it is left out"
 
 
 def compile_engine(
@@ -68,10 +71,23 @@ def _candidates(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: floa
             MaskedEngine(model, threshold=threshold),
         ]
     if has_graph(model, images_BCHW.device) and images_BCHW.dtype in DTYPES:
-        engines.append(_graph(model, threshold, images_BCHW.dtype))
+        graph = _graph(model, threshold, images_BCHW.dtype)
+        if _answers_alike(graph, MaskedEngine(model, threshold=threshold), images_BCHW):
+            engines.append(graph)
+        else:
+            warnings.warn(LEFT_OUT, stacklevel=3)
     if has_onnx(model, images_BCHW.device) and images_BCHW.dtype == torch.float32:
         engines += _onnx(model, images_BCHW, threshold)
     return engines
+
+
+def _answers_alike(graph: Engine, reference: Engine, images_BCHW: torch.Tensor) -> bool:
+    """Whether kernels of our own are right on this device, of a kind that they may never have met."""
+    wished = reference(images_BCHW)
+    got = graph(images_BCHW, force=wished.path_BN)  # so that rounding cannot tip a decision
+    near = 0.01 if images_BCHW.dtype == torch.float32 else 0.05
+    pairs = (got.logits_BK, wished.logits_BK), (got.scores_BN2, wished.scores_BN2)
+    return all(bool((ours - theirs).abs().max() <= near * theirs.abs().max().clamp(min=1)) for ours, theirs in pairs)
 
 
 def has_onnx(model: RoutedNetwork, device: torch.device) -> bool:
