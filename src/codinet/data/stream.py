@@ -5,11 +5,13 @@ copied into buffers that never move, so that a step captured in a CUDA graph fin
 is the caller's choice. The main process's random numbers are untouched.
 """
 
+import ctypes
 import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from codinet.data.views import normalise
 from codinet.errors import UserError
 
 _MOST = 8  # workers that decode
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _MOST_GATHERING = 2  # workers that only copy rows of a tensor
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # bytes_BCHW, labels_B
@@ -76,7 +79,7 @@ class Stream:
             batch_sampler=(index_B.tolist() for index_B in batches),
             collate_fn=_as_it_is,
             num_workers=self.workers,
-            worker_init_fn=_ignore_interrupts,
+            worker_init_fn=partial(_begin_worker, os.getpid()),
             pin_memory=self.device.type == "cuda",
             # Workers are seeded from it; left out, the seed would be drawn from the training's random numbers.
             generator=torch.Generator(),
@@ -120,9 +123,15 @@ def _connected(iterator: Iterator[Batch | str]) -> Iterator[Batch | str]:
         raise _lost(str(error) or type(error).__name__) from error
 
 
-def _ignore_interrupts(_worker: int) -> None:
+def _begin_worker(main: int, _worker: int) -> None:
     # Ctrl-C reaches every process of a terminal; the main one hears it and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # A main process that is killed cannot end them. They would notice by themselves unless they wait for each
+        # other just then, so the kernel is asked to end them.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != main:
+            os._exit(1)  # it was gone before the kernel was asked
 
 
 def _as_it_is(fetched: Any) -> Any:

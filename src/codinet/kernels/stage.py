@@ -17,7 +17,9 @@ Knows tensors, not networks; what the arguments are made of is in `stage_weights
 import triton
 import triton.language as tl
 
-from codinet.kernels.stage_convs import PAIRS, TAPS, conv, shortcut, stem, taps
+from codinet.kernels.stage_convs import PAIRS, TAPS, conv
+from codinet.kernels.stage_ends import shortcut, stem
+from codinet.kernels.stage_taps import taps
 
 CLASSES = tl.constexpr(32)  # of a product of the head
 
