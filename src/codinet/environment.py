@@ -49,6 +49,11 @@ def commit() -> str | None:
     return said.stdout.strip() or None
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch has a class for a GPU's memory, and only words for the machine's."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def pick_device(name: str | None) -> torch.device:
     """The device asked for, or the best one there is."""
     if name is None:

@@ -12,6 +12,11 @@ class UserError(ValueError):
     """Bad input, a damaged file, a full disk: something the user can act on."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line, for a sentence of ours; its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not in a registry, with the nearest one that is."""
     names = list(known)

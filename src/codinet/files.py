@@ -24,6 +24,11 @@ class DamagedError(UserError):
     """A file that is not what was written."""
 
 
+def sha256_of(path: Path) -> str:
+    """Of the file as it lies there."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def write(path: Path, content: bytes) -> None:
     """Put `content` at `path`, atomically; what was there before survives any failure."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -4,7 +4,6 @@ An analysis is kept in the run folder and made again when it is missing, or the 
 was asked for has changed.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +117,7 @@ def _made_from(folder: RunFolder, request: Request) -> dict[str, Any]:
 
 def _file_digest(file: Path) -> str:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return files.sha256_of(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror or error}); check the path.") from error
 

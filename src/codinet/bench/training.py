@@ -20,7 +20,8 @@ from codinet.bench.memory import peak_mb
 from codinet.config import RunConfig, resolve
 from codinet.cost import block_costs
 from codinet.data.resident import Resident
-from codinet.errors import UserError, unknown
+from codinet.environment import is_out_of_memory
+from codinet.errors import UserError, first_line, unknown
 from codinet.model import create_model
 from codinet.presets import as_static, paper
 from codinet.train import accelerate
@@ -146,15 +147,16 @@ def _trainer(setting: TrainSetting, mode: str, *, routed: bool) -> Trainer:
     except UserError:
         raise
     except Exception as error:  # compilers raise what they like
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        if is_out_of_memory(error):
             raise UserError(
                 f"The memory of {setting.device} is too small for steps of {setting.images} images in "
                 f"{setting.views} views; use a smaller --batch."
             ) from error
         if mode == "eager":
             raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"The mode {mode} does not work here ({reason}); leave it out of --modes.") from error
+        raise UserError(
+            f"The mode {mode} does not work here ({first_line(error)}); leave it out of --modes."
+        ) from error
     step, go = made[0]
     if setting.device.type != "cuda" and peak is not None:
         # The process's own figure has compilers and caches in it; a step once everything is there has not.

@@ -15,7 +15,7 @@ from codinet.bench import ENGINES, Setting, contestants, measure, pick_engines, 
 from codinet.bench.contest import PRECISIONS
 from codinet.bench.training import TrainSetting, measure_training, pick_modes
 from codinet.commands.bench_training import print_training
-from codinet.commands.shared import flag_value, print_json, print_table
+from codinet.commands.shared import flag_value, print_json, print_table, require_probability
 from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
 from codinet.data.views import normalise
@@ -64,7 +64,7 @@ class Args:
     views: int = 2
     """With --train: augmentations of each image in a step."""
     modes: tuple[str, ...] = ()
-    """With --train: some of eager, compiled, graph. Default: all on CUDA, eager elsewhere."""
+    """With --train: some of eager, compiled, graph, kernels. Default: all on CUDA, eager elsewhere."""
     amp: bool = False
     """With --train: compute in bfloat16, losses in float32. Default: on CUDA."""
     json: bool = False
@@ -109,8 +109,7 @@ def run(args: Args) -> None:
 def _check(args: Args) -> None:
     if args.run_rate is not None and not 0 <= args.run_rate <= 1:
         raise UserError(f"--run-rate {args.run_rate:g} is no share; give a number from 0 to 1.")
-    if not 0 <= args.threshold <= 1:
-        raise UserError(f"--threshold {args.threshold:g} is no probability; give a number from 0 to 1.")
+    require_probability("threshold", args.threshold)
     for flag, value in (("threads", args.threads), ("rounds", args.rounds), ("images", args.images)):
         if value < 1:
             raise UserError(f"--{flag} {value} is too small; use 1 or more.")

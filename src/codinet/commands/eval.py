@@ -7,7 +7,7 @@ from typing import Any
 import tyro
 
 from codinet import files
-from codinet.commands.shared import figures, print_json, print_table
+from codinet.commands.shared import figures, print_json, print_table, require_probability
 from codinet.data import DATA_ROOT
 from codinet.environment import pick_device
 from codinet.errors import UserError
@@ -41,10 +41,9 @@ class Args:
 
 
 def run(args: Args) -> None:
-    for flag, thresholds in (("threshold", (args.threshold,)), ("curve", args.curve)):
-        for threshold in thresholds:
-            if not 0 <= threshold <= 1:
-                raise UserError(f"--{flag} {threshold:g} is no probability; give a number from 0 to 1.")
+    require_probability("threshold", args.threshold)
+    for threshold in args.curve:
+        require_probability("curve", threshold)
     if args.plot and not args.curve:
         raise UserError("--plot draws the curve, and there is none; give thresholds, as in --curve 0.3 0.4 0.6 0.7.")
     if args.batch < 1:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 import tyro
 
-from codinet.commands.shared import print_json
+from codinet.commands.shared import print_json, require_probability
 from codinet.data import DATA_ROOT
 from codinet.data.views import normalise
 from codinet.errors import UserError
@@ -41,8 +41,7 @@ class Args:
 
 def run(args: Args) -> None:
     """Write the file, compare it with the network on random and on test images, and say so."""
-    if not 0 <= args.threshold <= 1:
-        raise UserError(f"--threshold {args.threshold:g} is no probability; give a number from 0 to 1.")
+    require_probability("threshold", args.threshold)
     if args.out.suffix != ".onnx":
         raise UserError(f"{args.out} does not end in .onnx; give --out such a name.")
     if args.path is not None and set(args.path) - set("01"):

@@ -1,10 +1,12 @@
-"""What verbs share: how tables, figures and JSON are printed, and a look at words before they are parsed."""
+"""What verbs share: how tables, figures and JSON are printed, and what is asked of words and numbers."""
 
 import json
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from codinet.errors import UserError
 
 
 def flag_value(flag: str, words: list[str]) -> str | None:
@@ -15,6 +17,11 @@ def flag_value(flag: str, words: list[str]) -> str | None:
         if word.startswith(f"{flag}="):
             return word.removeprefix(f"{flag}=")
     return None
+
+
+def require_probability(flag: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise UserError(f"--{flag} {value:g} is no probability; give a number from 0 to 1.")
 
 
 def print_json(content: Any) -> None:

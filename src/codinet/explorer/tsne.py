@@ -70,7 +70,7 @@ class Tsne:
         """The chart that `codinet analyze` laid out, if it did so for this network."""
         try:
             known = RunAnalysis.load(self._folder)
-            network = hashlib.sha256((self._folder / "model.safetensors").read_bytes()).hexdigest()
+            network = files.sha256_of(self._folder / "model.safetensors")
         except (OSError, UserError):
             return None
         if known is None or "tsne" not in known.tensors or known.made_from.get("network") != network:

@@ -74,7 +74,7 @@ def plain_routed_block(
     return out_BCHW, out_BCHW.float().mean(dim=(2, 3))
 
 
-class _Launch:
+class Launch:
     """The kernels for features of one shape."""
 
     def __init__(self, x_BCHW: torch.Tensor, tiles: Tiles) -> None:
@@ -246,7 +246,7 @@ class _RoutedBlock(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x_BCHW = per_pixel(x_BCHW)
         run_B = None if run_B is None else run_B.float().contiguous()
-        launch = _Launch(x_BCHW, tiles)
+        launch = Launch(x_BCHW, tiles)
         packed = pack(weight1, weight2, tiles.pair, x_BCHW.dtype)
         y1, sums = launch.conv(x_BCHW, packed[0, 0], read=_PLAIN, write=_FEATURES)
         norm1 = launch.norm(sums, gamma1, beta1, buffers1)
@@ -261,7 +261,7 @@ class _RoutedBlock(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor | None, dpool: torch.Tensor | None) -> Any:
         x, run, weight1, weight2, packed, gamma1, gamma2, y1, norm1, y2, norm2 = ctx.saved_tensors
-        launch = _Launch(x, ctx.tiles)
+        launch = Launch(x, ctx.tiles)
         dout = torch.zeros_like(x) if dout is None else per_pixel(dout)
         dpool = None if dpool is None else dpool.contiguous()
         dz2, sums, drun = launch.mix_gradient(dout, dpool, y2, norm2, run)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional as F
 
-from codinet.kernels import block as blocks
+from codinet.kernels.block import Launch
 from codinet.kernels.pack import pack
 from codinet.kernels.tiles import Tiles, choose
 
@@ -84,8 +84,8 @@ class Bench:
     def kernels(self, tiles: Tiles) -> dict[str, tuple[int, Callable[[int], object]]]:
         """Name, maps moved, call."""
 
-        def at(i: int) -> blocks._Launch:
-            return blocks._Launch(self.maps[i][0], tiles)
+        def at(i: int) -> Launch:
+            return Launch(self.maps[i][0], tiles)
 
         m, c, run, pool = self.maps, self.coefficients, self.run, self.pool
         w = pack(self.weight, self.weight, tiles.pair, torch.bfloat16)[0, 0]
@@ -115,8 +115,8 @@ class Bench:
         }
 
     def weights(self, tiles: Tiles) -> dict[str, tuple[int, Callable[[int], object]]]:
-        def at(i: int) -> blocks._Launch:
-            return blocks._Launch(self.maps[i][0], tiles)
+        def at(i: int) -> Launch:
+            return Launch(self.maps[i][0], tiles)
 
         m, c = self.maps, self.coefficients
         return {
@@ -136,10 +136,10 @@ class Bench:
             )
 
         return {
-            "mix": (3, lambda i: blocks._Launch(m[i][0], tiles).mix(m[i][1], c, run)),
-            "mix, back": (4, lambda i: blocks._Launch(m[i][0], tiles).mix_gradient(m[i][2], pool, m[i][1], c, run)),
+            "mix": (3, lambda i: Launch(m[i][0], tiles).mix(m[i][1], c, run)),
+            "mix, back": (4, lambda i: Launch(m[i][0], tiles).mix_gradient(m[i][2], pool, m[i][1], c, run)),
             "pack": (0, lambda i: pack(self.weight, self.weight, tiles.pair, torch.bfloat16)),
-            "norm, back": (0, lambda i: blocks._Launch(m[i][0], tiles).norm_gradient(sums, self.gamma, c)),
+            "norm, back": (0, lambda i: Launch(m[i][0], tiles).norm_gradient(sums, self.gamma, c)),
             "framework conv": (2, lambda i: F.conv2d(m[i][0], weight, padding=1)),
             "framework data gradient": (2, lambda i: framework(i, [True, False, False])),
             "framework weight gradient": (2, lambda i: framework(i, [False, True, False])),

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from codinet.environment import pick_device
-from codinet.errors import UserError
+from codinet.errors import UserError, first_line
 
 T = TypeVar("T")
 
@@ -292,9 +292,9 @@ def _join(device: torch.device) -> World:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         host = dist.new_group(backend="gloo", timeout=PATIENCE)
     except (dist.DistError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"The processes of this training could not find each other ({reason}); see the addresses given to torchrun."
+            f"The processes of this training could not find each other ({first_line(error)}); "
+            "see the addresses given to torchrun."
         ) from error
     assert isinstance(host, dist.ProcessGroup)
     return World(dist.get_rank(), dist.get_world_size(), host)

@@ -21,8 +21,8 @@ from codinet.data.dataset import Dataset
 from codinet.data.placing import Loader
 from codinet.data.resident import epoch_order
 from codinet.data.stream import lost_workers
-from codinet.environment import describe
-from codinet.errors import UserError
+from codinet.environment import describe, is_out_of_memory
+from codinet.errors import UserError, first_line
 from codinet.evaluate import Evaluation, evaluate, summarise
 from codinet.kernels import available
 from codinet.model import RoutedNetwork
@@ -81,8 +81,7 @@ def train(
             )
             return _Training(out, config, dataset, device, means, told, world, resume=resume).run()
         except RuntimeError as error:
-            # torch has a class for a GPU's memory, and only words for the machine's.
-            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            if is_out_of_memory(error):
                 raise UserError(
                     f"The memory of {device} is too small for steps of {config.schedule.batch} images in "
                     f"{config.schedule.views} views; start again with a smaller --batch and another --out."
@@ -266,7 +265,7 @@ class _Training:
         except UserError:
             raise
         except Exception as error:  # whatever a compiler may raise: training does not depend on it
-            return None, str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            return None, first_line(error)
 
     def _plain_step(self, stage: Stage, speed: Speed) -> Step:
         assert self.config.schedule.batch is not None

@@ -5,7 +5,6 @@ move, but its weights must not change under a run that has begun. A run that has
 and its start no more. Knows nothing of how either is used.
 """
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -110,7 +109,7 @@ def _read(path: str) -> Source:
         tensors, _ = files.load_tensors(file)
     except files.DamagedError as error:
         raise files.DamagedError(f"{str(error).rstrip('.')}; restore it or train again.") from error
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = files.sha256_of(file)
     return Source(path, digest, folder.config.network, folder.data, tensors)
 
 

@@ -5,7 +5,6 @@ network finds what its card says.
 """
 
 import dataclasses
-import hashlib
 from pathlib import Path
 
 import torch
@@ -135,7 +134,7 @@ def _card(
         "threshold": THRESHOLD,
         "as_trained": as_trained,
         "measured": {key: here[key] for key in (*_VERSIONS, "commit", "device")} | {"batch": BATCH},
-        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        "sha256": files.sha256_of(file),
         "bytes": file.stat().st_size,
     }
     return Card.of(content, file.with_suffix(".json"))

@@ -1,6 +1,5 @@
 """A run folder or `zoo:NAME`, opened into the same thing."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def open_entry(card: Card, folder: Path | None = None) -> ZooRun:
 def load_checked(card: Card, file: Path) -> dict[str, torch.Tensor]:
     """The weights in full precision, if the file is the very one that the card speaks of."""
     try:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest = files.sha256_of(file)
     except OSError as error:
         raise UserError(f"The weights {file} cannot be read ({error.strerror}); {RESTORE}") from error
     if digest != card["sha256"]:
