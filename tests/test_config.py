@@ -170,6 +170,7 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"extra": {"teacher": "run"}}, "give --distill a number"),
         ({"extra": {"teacher": "run", "distill": 1.5}}, "--distill 1.5 is no share"),
         ({"extra": {"teacher": "run", "distill": 0.5, "distill_temperature": 0.0}}, "--distill-temperature 0"),
+        ({"extra": {"cutout": -1}}, "--cutout -1"),
         ({"extra": {"start_sha256": "0"}}, "give --start too"),
         ({"extra": {"teacher_sha256": "0"}}, "give --teacher too"),
         ({"data": {"holdout": -1}}, "--holdout"),

@@ -15,7 +15,7 @@ from codinet.relaxation import RELAXATIONS
 from codinet.routers import ROUTERS
 
 DEFAULT_BUDGET = 0.6
-_LATER = frozenset({"extra", "milestones"})  # entries that older configs lack, for which their defaults stand
+_LATER = frozenset({"cutout", "extra", "milestones"})  # entries that older configs lack, for which their defaults stand
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ class ExtraConfig:
     """Share of the teacher's answers in the classification loss, e.g. 0.5; the labels have the rest."""
     distill_temperature: float = 4.0
     """Temperature at which answers of teacher and network are compared."""
+    cutout: int = 0
+    """Side in pixels of a square that is blanked at a random place of every view, e.g. 8; 0 is off."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,7 @@ def _extra_rules(extra: ExtraConfig) -> list[tuple[bool, str]]:
             0 <= extra.label_smoothing < 1,
             f"--label-smoothing {extra.label_smoothing:g} must lie in [0, 1); 0.1 is usual.",
         ),
+        (extra.cutout >= 0, f"--cutout {extra.cutout} is negative; give the side of a square in pixels, or 0."),
         (0 <= extra.ema < 1, f"--ema {extra.ema:g} must lie in [0, 1); 0.999 is usual and 0 is off."),
         (0 <= extra.distill <= 1, f"--distill {extra.distill:g} is no share; give a number from 0 to 1, such as 0.5."),
         (extra.distill_temperature > 0, f"--distill-temperature {extra.distill_temperature:g} must be above 0."),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codinet.data.views import crop_flip, normalise, random_views
+from codinet.data.views import blank_square, crop_flip, normalise, random_views
 
 
 def offsets(*values: int) -> torch.Tensor:
@@ -89,8 +89,34 @@ def test_every_offset_and_both_mirrors_occur() -> None:
     assert len(views) == 9 * 2
 
 
+def test_blank_square_worked_example() -> None:
+    images = torch.ones(2, 1, 3, 4)
+    result = blank_square(images, top_B=offsets(1, -1), left_B=offsets(0, 3), side=2)
+    assert result[0, 0].tolist() == [[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]]
+    assert result[1, 0].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
+    assert images.min() == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), st.integers(0, 99))
+def test_every_view_has_one_blank_rectangle_within_the_side(height: int, width: int, side: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    views = random_views(torch.ones(3, 2, height, width), 2, pad=0, flip=True, blank=side)
+    for view in views:
+        assert torch.equal(view[0], view[1])
+        rows, columns = (view[0] == 0).any(dim=1).nonzero(), (view[0] == 0).any(dim=0).nonzero()
+        assert 1 <= len(rows) <= side
+        assert 1 <= len(columns) <= side
+        assert (view[0] == 0).sum() == len(rows) * len(columns)
+        assert rows.max() - rows.min() == len(rows) - 1
+        assert columns.max() - columns.min() == len(columns) - 1
+
+
 def test_crops_are_channels_last_in_memory() -> None:
-    assert random_views(torch.randn(2, 3, 4, 4), 2, pad=1, flip=True).is_contiguous(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 4, 4)
+    for blank in (0, 2):
+        views = random_views(images, 2, pad=1, flip=True, blank=blank)
+        assert views.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

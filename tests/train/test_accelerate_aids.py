@@ -1,4 +1,4 @@
-"""Averaging, smoothing and a teacher within a captured step against the eager one. Needs a GPU."""
+"""Averaging, smoothing, blanks and a teacher within a captured step against the eager one. Needs a GPU."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def _take_steps(mode: str, *, stage: int, amp: bool) -> tuple[list[float], list[
         config,
         losses=replace(config.losses, budget=0.6),
         schedule=replace(config.schedule, batch=128),
-        extra=ExtraConfig(label_smoothing=0.1, ema=0.999, teacher="t", distill=0.5),
+        extra=ExtraConfig(label_smoothing=0.1, ema=0.999, teacher="t", distill=0.5, cutout=8),
     )
     config = resolve(config, gpu=True)
     torch.manual_seed(1)

@@ -1,8 +1,8 @@
-"""Normalised images and their random crops and mirrors, a whole batch at a time.
+"""Normalised images and their random crops, mirrors and blanks, a whole batch at a time.
 
 Pure functions of tensors on any device: no Python loop over images and nothing the host has to wait for, so
 they can be recorded in a CUDA graph. Randomness comes from the device's global torch generator. Knows
-nothing of data sets: the caller passes mean, std, pad and flip.
+nothing of data sets: the caller passes mean, std, pad, flip and the side of blanks.
 
 Memory: `normalise` keeps its input's memory format. Crops come out channels_last (BCHW in shape, BHWC in
 memory), because the gather writes a pixel's channels side by side; `.contiguous()` gives the other order.
@@ -36,14 +36,33 @@ def crop_flip(
     return _cut(images_BCHW, index_B, dy_B, dx_B, flip_B, pad)
 
 
-def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool) -> torch.Tensor:
-    """`views` independent crops (and mirrors) of each image: rows i·views to i·views+views-1 show image i."""
+def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool, blank: int = 0) -> torch.Tensor:
+    """`views` independent crops (and mirrors) of each image: rows i·views to i·views+views-1 show image i.
+
+    In each, a square of `blank` pixels a side is blanked around a random pixel; at the edge less of it is seen.
+    """
     device, number = images_LCHW.device, len(images_LCHW) * views
     index_B = torch.arange(number, device=device).div(views, rounding_mode="floor")
     dy_B = torch.randint(0, 2 * pad + 1, (number,), device=device)
     dx_B = torch.randint(0, 2 * pad + 1, (number,), device=device)
     flip_B = torch.rand(number, device=device) < (0.5 if flip else 0.0)
-    return _cut(images_LCHW, index_B, dy_B, dx_B, flip_B, pad)
+    views_BCHW = _cut(images_LCHW, index_B, dy_B, dx_B, flip_B, pad)
+    if not blank:
+        return views_BCHW
+    height, width = images_LCHW.shape[2:]
+    top_B = torch.randint(0, height, (number,), device=device) - blank // 2
+    left_B = torch.randint(0, width, (number,), device=device) - blank // 2
+    return blank_square(views_BCHW, top_B=top_B, left_B=left_B, side=blank)
+
+
+def blank_square(images_BCHW: torch.Tensor, *, top_B: torch.Tensor, left_B: torch.Tensor, side: int) -> torch.Tensor:
+    """Each image with the mean colour, zero, in a square whose first row is top and first column is left."""
+    height, width = images_BCHW.shape[2:]
+    rows_BH = torch.arange(height, device=images_BCHW.device) - top_B[:, None]
+    columns_BW = torch.arange(width, device=images_BCHW.device) - left_B[:, None]
+    down_BH, across_BW = ((at >= 0) & (at < side) for at in (rows_BH, columns_BW))
+    # A product, for `masked_fill` would put the result in the other order of memory.
+    return images_BCHW * ~(down_BH[:, None, :, None] & across_BW[:, None, None, :])
 
 
 def _cut(

@@ -117,7 +117,9 @@ class Step:
         return self.model if self.average is None else self.average.model
 
     def __call__(self) -> None:
-        inputs_BCHW, labels_B = self.inputs(self.data, self.index_L, self.views, self.pad, self.flip)
+        inputs_BCHW, labels_B = self.inputs(
+            self.data, self.index_L, self.views, pad=self.pad, flip=self.flip, blank=self.extra.cutout
+        )
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.amp else nullcontext():
             taught_BK = self._ask_teacher(inputs_BCHW)
             output = self.shared(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
@@ -169,11 +171,11 @@ class Step:
 
 
 def _inputs(
-    data: Resident, index_L: torch.Tensor, views: int, pad: int, flip: bool
+    data: Resident, index_L: torch.Tensor, views: int, *, pad: int, flip: bool, blank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of the images at these places, and a label for each."""
     images_LCHW, labels_L = data.take(index_L)
-    return random_views(images_LCHW, views, pad=pad, flip=flip), labels_L.repeat_interleave(views)
+    return random_views(images_LCHW, views, pad=pad, flip=flip, blank=blank), labels_L.repeat_interleave(views)
 
 
 def _judge(
