@@ -121,6 +121,12 @@ def test_the_budget_that_is_not_given(config: RunConfig, budget: float | None) -
     assert resolve(config).losses.budget == budget
 
 
+def test_a_teacher_has_half_the_say_unless_told() -> None:
+    assert resolve(run()).extra.distill is None
+    assert resolve(run(extra={"teacher": "run"})).extra.distill == 0.5
+    assert resolve(run(extra={"teacher": "run", "distill": 0.9})).extra.distill == 0.9
+
+
 def test_the_batch_that_is_not_given_depends_on_the_device() -> None:
     assert resolve(run(), gpu=True).schedule.batch == 512
     assert resolve(run(), gpu=False).schedule.batch == 64
@@ -167,7 +173,7 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"extra": {"ema": 1.0}}, "--ema 1 must lie"),
         ({"extra": {"ema": -0.1}}, "--ema -0.1 must lie"),
         ({"extra": {"distill": 0.5}}, "give --teacher a run folder"),
-        ({"extra": {"teacher": "run"}}, "give --distill a number"),
+        ({"extra": {"teacher": "run", "distill": 0.0}}, "give --distill a number"),
         ({"extra": {"teacher": "run", "distill": 1.5}}, "--distill 1.5 is no share"),
         ({"extra": {"teacher": "run", "distill": 0.5, "distill_temperature": 0.0}}, "--distill-temperature 0"),
         ({"extra": {"cutout": -1}}, "--cutout -1"),

@@ -15,7 +15,10 @@ from codinet.relaxation import RELAXATIONS
 from codinet.routers import ROUTERS
 
 DEFAULT_BUDGET = 0.6
-_LATER = frozenset({"cutout", "extra", "milestones"})  # entries that older configs lack, for which their defaults stand
+DEFAULT_DISTILL = 0.5
+_LATER = frozenset(
+    {"cutout", "extra", "milestones", "watch"}
+)  # entries that older configs lack, for which their defaults stand
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class DataConfig:
     """Side in pixels that images of a folder are brought to; by default, the size they have."""
     holdout: int = 0
     """Training images kept aside and watched instead of the test set, to choose recipes on."""
+    watch: Literal["test", "train"] = "test"
+    """What every epoch is judged on if nothing is held out; with "train" the test set is read once, at the end."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +117,8 @@ class ExtraConfig:
     """Run folder whose network's answers are learnt beside the labels; any network for the same classes."""
     teacher_sha256: str | None = None
     """Digest that the weights of --teacher must have. Default: the one they have when the run begins."""
-    distill: float = 0.0
-    """Share of the teacher's answers in the classification loss, e.g. 0.5; the labels have the rest."""
+    distill: float | None = None
+    """Share of a teacher's answers in the classification loss; the labels have the rest. Default 0.5."""
     distill_temperature: float = 4.0
     """Temperature at which answers of teacher and network are compared."""
     cutout: int = 0
@@ -137,14 +142,16 @@ class RunConfig:
 
 def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
     """The config with defaults that depend on other fields or the device filled in, checked."""
-    losses, schedule = config.losses, config.schedule
+    losses, schedule, extra = config.losses, config.schedule, config.extra
     if config.network.routed and losses.budget is None and losses.gamma is None:
         losses = dataclasses.replace(losses, budget=DEFAULT_BUDGET)
     if schedule.batch is None:
         schedule = dataclasses.replace(schedule, batch=512 if gpu else 64)
     if schedule.finetune is None:
         schedule = dataclasses.replace(schedule, finetune=max(1, round(schedule.epochs * 20 / 250)))
-    config = dataclasses.replace(config, losses=losses, schedule=schedule)
+    if extra.distill is None and extra.teacher is not None:
+        extra = dataclasses.replace(extra, distill=DEFAULT_DISTILL)
+    config = dataclasses.replace(config, losses=losses, schedule=schedule, extra=extra)
     _check(config)
     return config
 
@@ -222,6 +229,7 @@ def _schedule_rules(schedule: ScheduleConfig) -> list[tuple[bool, str]]:
 
 
 def _extra_rules(extra: ExtraConfig) -> list[tuple[bool, str]]:
+    distill = extra.distill or 0.0
     return [
         (
             0 <= extra.label_smoothing < 1,
@@ -229,14 +237,14 @@ def _extra_rules(extra: ExtraConfig) -> list[tuple[bool, str]]:
         ),
         (extra.cutout >= 0, f"--cutout {extra.cutout} is negative; give the side of a square in pixels, or 0."),
         (0 <= extra.ema < 1, f"--ema {extra.ema:g} must lie in [0, 1); 0.999 is usual and 0 is off."),
-        (0 <= extra.distill <= 1, f"--distill {extra.distill:g} is no share; give a number from 0 to 1, such as 0.5."),
+        (0 <= distill <= 1, f"--distill {distill:g} is no share; give a number from 0 to 1, such as 0.5."),
         (extra.distill_temperature > 0, f"--distill-temperature {extra.distill_temperature:g} must be above 0."),
         (
-            extra.distill == 0 or extra.teacher is not None,
-            f"--distill {extra.distill:g} needs somebody to learn from; give --teacher a run folder.",
+            distill == 0 or extra.teacher is not None,
+            f"--distill {distill:g} needs somebody to learn from; give --teacher a run folder.",
         ),
         (
-            extra.teacher is None or extra.distill > 0,
+            extra.teacher is None or distill > 0,
             "--teacher teaches nothing while --distill is 0; give --distill a number, such as 0.5.",
         ),
         (

@@ -389,6 +389,23 @@ def test_held_out_images_are_watched_and_not_trained_on(tmp_path: Path, small_ru
     assert RunFolder.open(tmp_path / "run").load_evaluation()["n"] == 40
 
 
+def test_the_test_set_can_be_left_alone_until_the_end(
+    tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def listen(model: Any, batches: Any, table: Any) -> Evaluation:
+        found = evaluate(model, batches, table)
+        seen.append(found.n)
+        return found
+
+    monkeypatch.setattr(loop, "evaluate", listen)
+    listener = train(tmp_path / "run", replace(small_run, data=replace(small_run.data, watch="train")), few)
+    assert {(row["watched"], row["n"]) for row in listener.rows} == {("train", 64)}
+    assert seen.count(40) == 1
+    assert seen[-1] == 40
+
+
 def test_routing_that_does_not_depend_on_the_image_is_told(
     tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

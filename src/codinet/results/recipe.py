@@ -8,7 +8,7 @@ from codinet.presets import paper
 
 GPU_BATCH = 512  # what the recipe means on the hardware that its figures are made on
 # What a row's name or another column says, and what is no setting of its own.
-_ELSEWHERE = {"arch", "routed", "router", "relaxation", "budget", "gamma", "epochs", "finetune", "image_size"}
+_ELSEWHERE = {"arch", "routed", "router", "relaxation", "budget", "gamma", "epochs", "finetune", "image_size", "watch"}
 _ELSEWHERE |= {"start_sha256", "teacher_sha256"}
 # What a method makes no use of, or is by its very name.
 _CONSISTENCY, _DIVERSITY = {"alpha", "m_c"}, {"beta", "m_d"}

@@ -366,7 +366,7 @@ class _Training:
 
     @property
     def _watched(self) -> str:
-        return "holdout" if self.config.data.holdout else "test"
+        return "holdout" if self.config.data.holdout else self.config.data.watch
 
     def _save(self, position: Position, step: Step) -> None:
         stage = self.stages[min(position.stage, len(self.stages) - 1)]

@@ -22,7 +22,7 @@ class Splits:
     """Of the splits to evaluate, a process has its share."""
 
     train: Placed
-    watched: Placed  # looked at after every epoch: the images held out, or the test set
+    watched: Placed  # looked at after every epoch: the images held out, the test set, or those to calibrate on
     test: Placed
     calibration: Placed
     steps: int  # of an epoch
@@ -35,21 +35,20 @@ def split_data(config: RunConfig, dataset: Dataset, device: torch.device, world:
         raise UserError(
             f"--batch {size} cannot be shared out equally among {world.size} processes; use a multiple of {world.size}."
         )
-    train, watched = dataset.train, dataset.test
+    train = dataset.train
+    if holdout >= len(train):
+        raise UserError(f"--holdout {holdout} leaves nothing of {len(train)} training images; hold out fewer.")
+    order = epoch_order(len(train), seed=0, epoch=0)  # the same images whatever the run's seed
+    quiet = train.subset(order[: holdout or CALIBRATION_IMAGES])  # of all classes, in a folder too
     if holdout:
-        if holdout >= len(train):
-            raise UserError(f"--holdout {holdout} leaves nothing of {len(train)} training images; hold out fewer.")
-        order = epoch_order(len(train), seed=0, epoch=0)  # the same images whatever the run's seed
-        train, watched = train.subset(order[holdout:]), train.subset(order[:holdout])
+        train = train.subset(order[holdout:])
     if size > len(train):
         raise UserError(f"--batch {size} is more than the {len(train)} training images; use a smaller one.")
-    quiet = watched if holdout else train.subset(torch.arange(min(CALIBRATION_IMAGES, len(train))))
     placing = Placing(dataset, device)
-    placed = placing.place(_share(watched, world))
-    test = placing.place(_share(dataset.test, world)) if holdout else placed
-    calibration = placing.place(_share(quiet, world))
+    calibration, test = (placing.place(_share(split, world)) for split in (quiet, dataset.test))
+    watched = calibration if holdout or config.data.watch == "train" else test
     # Last, because the others are read more often than once an epoch.
-    return Splits(placing.place(train, loader), placed, test, calibration, len(train) // size)
+    return Splits(placing.place(train, loader), watched, test, calibration, len(train) // size)
 
 
 def _share(split: Split, world: World) -> Split:

@@ -207,6 +207,7 @@ def _judge(
         decay = score_decay(output.scores_BN2)
     learnt = terms
     if taught_BK is not None:
+        assert extra.distill is not None
         taught = distillation(output.logits_BK, taught_BK, temperature=extra.distill_temperature)
         learnt = terms._replace(classification=(1 - extra.distill) * classification + extra.distill * taught)
     loss = total(learnt, alpha=losses.alpha, beta=losses.beta, gamma=gamma) + losses.score_decay * decay
