@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from codinet.config import resolve
+from codinet.config import ExtraConfig, resolve
 from codinet.cost import block_costs
 from codinet.data.resident import Resident
 from codinet.model import create_model
@@ -49,7 +49,12 @@ def _data() -> Resident:
 def _losses(mode: str, *, amp: bool) -> list[float]:
     """Of the first steps of the paper's recipe."""
     data, config = _data(), paper("pictures")
-    config = replace(config, losses=replace(config.losses, budget=0.6), schedule=replace(config.schedule, batch=BATCH))
+    config = replace(
+        config,
+        losses=replace(config.losses, budget=0.6),
+        schedule=replace(config.schedule, batch=BATCH),
+        extra=ExtraConfig(cutout=SIZE // 4),
+    )
     config = resolve(config, gpu=GPU)
     torch.manual_seed(0)
     model = create_model("resnet20").to(DEVICE).train()

@@ -42,17 +42,22 @@ def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool,
     In each, a square of `blank` pixels a side is blanked around a random pixel; at the edge less of it is seen.
     """
     device, number = images_LCHW.device, len(images_LCHW) * views
+    height, width = images_LCHW.shape[2:]
     index_B = torch.arange(number, device=device).div(views, rounding_mode="floor")
-    dy_B = torch.randint(0, 2 * pad + 1, (number,), device=device)
-    dx_B = torch.randint(0, 2 * pad + 1, (number,), device=device)
-    flip_B = torch.rand(number, device=device) < (0.5 if flip else 0.0)
+    # All chances in one draw: a compiler may change the order of several, and with it what a seed gives.
+    down_B, across_B, side_B, *places = torch.rand(5 if blank else 3, number, device=device)
+    dy_B, dx_B = _choice(down_B, 2 * pad + 1), _choice(across_B, 2 * pad + 1)
+    flip_B = side_B < (0.5 if flip else 0.0)
     views_BCHW = _cut(images_LCHW, index_B, dy_B, dx_B, flip_B, pad)
     if not blank:
         return views_BCHW
-    height, width = images_LCHW.shape[2:]
-    top_B = torch.randint(0, height, (number,), device=device) - blank // 2
-    left_B = torch.randint(0, width, (number,), device=device) - blank // 2
+    top_B, left_B = (_choice(at_B, size) - blank // 2 for at_B, size in zip(places, (height, width), strict=True))
     return blank_square(views_BCHW, top_B=top_B, left_B=left_B, side=blank)
+
+
+def _choice(chance_B: torch.Tensor, number: int) -> torch.Tensor:
+    """A whole number from 0 to number - 1 for each chance in [0, 1)."""
+    return (chance_B * number).long().clamp(max=number - 1)  # a product may be rounded up to `number`
 
 
 def blank_square(images_BCHW: torch.Tensor, *, top_B: torch.Tensor, left_B: torch.Tensor, side: int) -> torch.Tensor:
