@@ -63,7 +63,7 @@ def export(
     content = proto.SerializeToString()
     random = torch.randn(8, *about.image_shape, generator=torch.Generator().manual_seed(0))
     checked = random if images_BCHW is None else torch.cat([random, images_BCHW.cpu().float()])
-    check(model, OnnxEngine(content, threads=1), checked, path=path, threshold=threshold)
+    check(model, OnnxEngine(content, threads=1, portable=True), checked, path=path, threshold=threshold)
     files.write(out, content)
     return len(checked)
 

@@ -2,6 +2,9 @@
 
 Reads what `codinet export` writes. A routed graph takes one image, so a batch is looped; masked and static ones
 take any batch. Paths cannot be forced: decisions are inside the graph. Needs the extra `onnx`.
+
+A routed graph is rewritten in memory for the machine at hand where that can be done (`onnx_layout`): ONNX Runtime
+does as much by itself for a static one. `portable` leaves it as it is written.
 """
 
 import json
@@ -9,30 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import onnxruntime
 import torch
 
 from codinet.engines.contract import Engine
 from codinet.engines.onnx_graph import Kind, build
+from codinet.engines.onnx_session import open_blocked, open_session
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
-
-
-def open_session(source: Path | bytes, *, threads: int | None = None) -> onnxruntime.InferenceSession:
-    """A session on the CPU with this many threads, or as many as torch uses."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    # Else its threads go on spinning after an answer, and take the cores from whoever computes next.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3  # its warnings are about optimizations it did not find
-    content = source if isinstance(source, bytes) else str(source)
-    try:
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common base but this
-        what = "The graph" if isinstance(source, bytes) else str(source)
-        raise UserError(f"{what} cannot be opened by ONNX Runtime: {str(error).splitlines()[0]}") from error
 
 
 class OnnxEngine(Engine):
@@ -40,7 +27,14 @@ class OnnxEngine(Engine):
 
     name: ClassVar[str] = "onnx"
 
-    def __init__(self, source: Path | bytes, *, threshold: float | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        source: Path | bytes,
+        *,
+        threshold: float | None = None,
+        threads: int | None = None,
+        portable: bool = False,
+    ) -> None:
         self.session = open_session(source, threads=threads)
         self.about: dict[str, Any] = {
             key: json.loads(value) for key, value in self.session.get_modelmeta().custom_metadata_map.items()
@@ -50,6 +44,10 @@ class OnnxEngine(Engine):
         super().__init__(threshold=float(self.about.get("threshold", 0.5)) if threshold is None else threshold)
         self.image_shape: list[int] = self.session.get_inputs()[0].shape[1:]
         self.one_by_one = self.about["kind"] == "routed"
+        if self.one_by_one and not portable:
+            self.session = open_blocked(source, self.session, threads=threads) or self.session
+        # Of a static graph. Made once: from a list, for each image, it took 30 µs.
+        self.path_N = torch.tensor(self.about.get("path", []), dtype=torch.float32)
 
     @classmethod
     def of(
@@ -82,7 +80,7 @@ class OnnxEngine(Engine):
             parts = self._run(images, threshold)
         logits_BK = torch.from_numpy(parts[0])
         if len(parts) == 1:
-            path_BN = torch.tensor(self.about["path"], dtype=torch.float32).repeat(len(images), 1)
+            path_BN = self.path_N.repeat(len(images), 1)
             return RoutedOutput(logits_BK, torch.zeros(*path_BN.shape, 2), path_BN)
         return RoutedOutput(logits_BK, torch.from_numpy(parts[1]), torch.from_numpy(parts[2]))
 
