@@ -217,9 +217,9 @@ def test_nobody_chooses_the_interpreter() -> None:
 @pytest.mark.parametrize("batch", [1, 16, 1024])
 def test_what_is_tried_fits_the_device(batch: int) -> None:
     tried = candidates(batch, 132)
-    assert 3 <= len(set(tried)) == len(tried) <= 4
+    assert 3 <= len(set(tried)) == len(tried)
     assert all(tuning.split == 1 or tuning.split * batch <= 132 for tuning in tried)
-    assert all(tuning_for((16, 32, 64), batch, 132, routed=routed) in tried for routed in (True, False))
+    assert tried[0] == tuning_for((16, 32, 64), batch, 132)
 
 
 def test_tunings_are_listed_the_fastest_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,11 +152,10 @@ def test_any_number_of_planes_and_classes(planes: int, classes: int) -> None:
     check(make_weights(1, planes=planes, classes=classes), (12, 13), uniform(FORMS[0], 1))
 
 
-@pytest.mark.parametrize(("cut", "short"), [*((cut, False) for cut in FORMS), (FORMS[0], True)], ids=str)
-def test_half_precision_is_near(cut: Cut, short: bool) -> None:
+@pytest.mark.parametrize("cut", FORMS, ids=str)
+def test_half_precision_is_near(cut: Cut) -> None:
     force = torch.tensor([[1, 1, 1], [0, 0, 1]])  # near a tie rounding may decide
-    tuning = Tuning((cut,) * 2, short_routers=short)
-    check(make_weights(1, 2), (8, 8), tuning, force=force, dtype=torch.float16, tolerance=4e-3)
+    check(make_weights(1, 2), (8, 8), uniform(cut, 2), force=force, dtype=torch.float16, tolerance=4e-3)
 
 
 @pytest.mark.parametrize(("cut", "split"), [*((cut, 2) for cut in FORMS), (FORMS[1], 4)], ids=str)
@@ -206,8 +205,7 @@ def test_images_are_split_only_where_all_programs_fit() -> None:
     splits = [tuning_for(WIDTHS, batch, 132).split for batch in batches]
     assert splits == sorted(splits, reverse=True)
     assert all(split * batch <= 132 or split == 1 for split, batch in zip(splits, batches, strict=True))
-    assert (splits[0], splits[1], splits[-1]) == (16, 8, 1)
-    assert tuning_for(WIDTHS, 1, 132, routed=False).split == 8
+    assert (splits[0], splits[2], splits[-1]) == (8, 4, 1)
     unknown = uniform(Cut("taps", 64, 2, channels=16, group=1), 2)
     assert tuning_for((128, 256), 1, 132) == unknown  # widths that nobody tuned
     exact = tuning_for(WIDTHS, 1, 132, exact=True)

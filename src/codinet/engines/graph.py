@@ -121,8 +121,7 @@ class GraphEngine(Engine):
         # Programs of an image wait for each other, which those of the interpreter cannot.
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count if on_gpu else 0
         widths = [stage.channels for stage in self.weights.stages]
-        exact, routed = self.dtype == torch.float32, self.weights.routed
-        tuning = self.tuning or tuning_for(widths, batch, processors, exact=exact, routed=routed)
+        tuning = self.tuning or tuning_for(widths, batch, processors, exact=self.dtype == torch.float32)
         if tuning not in self.packed:
             self.packed[tuning] = Launcher(self.weights, tuning, self.dtype, self.device)
         return self.packed[tuning]

@@ -27,7 +27,6 @@ from codinet.model import CoDiNet, RoutedNetwork, create_model
 REPEATS = 5  # launches in a graph
 REPLAYS = 4
 RUN_RATE = 0.5
-MOST = 4  # candidates for a batch
 WORKERS = 14
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NOTHING = float("nan")
@@ -47,15 +46,14 @@ class Timed:
 
 
 def candidates(batch: int, processors: int) -> list[Tuning]:
-    """What is worth a try: the table's own, with routers and without, and other numbers of routers asked at once."""
-    own, static = (tuning_for(WIDTHS, batch, processors, routed=routed) for routed in (True, False))
-    tried = own, static, _asking(own, 4, 4, 1), _asking(own, 4, 4, 4), _asking(own, 4, 4, 4, short=True)
-    return list(dict.fromkeys((*tried, _asking(own, 8, 4, 2))))[:MOST]
+    """What is worth a try: the table's own, and other numbers of routers asked at once."""
+    own = tuning_for(WIDTHS, batch, processors)
+    return [own, *(_asking(own, *groups) for groups in ((4, 4, 1), (8, 4, 2), (1, 1, 1)))]
 
 
-def _asking(tuning: Tuning, *groups: int, short: bool = False) -> Tuning:
+def _asking(tuning: Tuning, *groups: int) -> Tuning:
     cuts = tuple(replace(cut, group=group) for cut, group in zip(tuning.cuts, groups, strict=True))
-    return replace(tuning, cuts=cuts, short_routers=short)
+    return replace(tuning, cuts=cuts)
 
 
 def tune(

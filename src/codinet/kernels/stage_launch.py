@@ -50,7 +50,7 @@ class Launcher:
         assert weights.stages[0].stride == 1  # nobody would ask the router of a first block that strides
         asked = [*weights.stages[1:], None]
         self.stages = [
-            _Packed(stage, after, cut, dtype, dtype if tuning.short_routers else torch.float32, device)
+            _Packed(stage, after, cut, dtype, device)
             for stage, after, cut in zip(weights.stages, asked, tuning.cuts, strict=True)
         ]
 
@@ -116,7 +116,6 @@ class _Packed:
         after: StageWeights | None,
         cut: Cut,
         dtype: torch.dtype,
-        hidden_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         convs = [_regular(block, weights, cut) for block in weights.blocks]
@@ -127,7 +126,7 @@ class _Packed:
         self.hidden, self.router = self.bias, self.bias  # not read where nobody routes
         if weights.routed:
             hidden, router = _routers(weights, after, cut.group)
-            self.hidden, self.router = hidden.to(device, hidden_dtype), router.to(device, torch.float32)
+            self.hidden, self.router = hidden.to(device, torch.float32), router.to(device, torch.float32)
 
 
 def _routers(weights: StageWeights, after: StageWeights | None, group: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,25 +36,19 @@ class Tuning:
     warps: int = 4
     split: int = 1  # programs to an image
     registers: int | None = None  # at most, for a thread; None: as many as the compiler likes
-    short_routers: bool = False  # whether hidden weights of routers are in the features' dtype, not in float32
 
     def __str__(self) -> str:
         cap = "" if self.registers is None else f", ≤{self.registers} registers"
-        short = ", short routers" if self.short_routers else ""
-        return f"{'; '.join(map(str, self.cuts))}; warps {self.warps}, split {self.split}{cap}{short}"
+        return f"{'; '.join(map(str, self.cuts))}; warps {self.warps}, split {self.split}{cap}"
 
 
-# Of 16-bit features, the most programs to an image first.
+# Of 16-bit features, the most programs to an image first. More than 8 lose more by meeting than they win.
 TUNINGS: tuple[Tuning, ...] = (
-    Tuning((Cut("pairs", 32, 1), Cut("taps", 32, 3, channels=16), Cut("taps", 32, 4, channels=16)), split=16),
     Tuning((Cut("pairs", 64, 1), Cut("taps", 64, 3, channels=16), Cut("taps", 32, 4, channels=16)), split=8),
     Tuning((Cut("pairs", 64, 1), Cut("taps", 64, 3), Cut("taps", 64, 3, channels=16)), split=4),
     Tuning((Cut("pairs", 64, 1), Cut("rows", 64, 1), Cut("taps", 64, 3, channels=32)), split=2),
-    # Many images share the way to L2, so that a wide router is not asked for nothing.
-    Tuning((Cut("rows", 64, 2), Cut("taps", 128, 3), Cut("taps", 64, 3, group=1)), registers=128),
+    Tuning((Cut("rows", 64, 2), Cut("taps", 128, 3), Cut("taps", 64, 3)), registers=128),
 )
-# Without routers: more than 8 programs to an image lose more by meeting than they win.
-STATIC_TUNINGS = tuple(tuning for tuning in TUNINGS if tuning.split <= 8)
 
 
 def uniform(cut: Cut, stages: int, *, split: int = 1) -> Tuning:
@@ -62,9 +56,7 @@ def uniform(cut: Cut, stages: int, *, split: int = 1) -> Tuning:
     return Tuning((cut,) * stages, split=split)
 
 
-def tuning_for(
-    widths: Sequence[int], batch: int, processors: int, *, exact: bool = False, routed: bool = True
-) -> Tuning:
+def tuning_for(widths: Sequence[int], batch: int, processors: int, *, exact: bool = False) -> Tuning:
     """The tuning for a network of such stages, on a device with this many multiprocessors.
 
     Exact is float32, which tensor cores would round: products are sums in registers, so they have to be small.
@@ -73,7 +65,7 @@ def tuning_for(
         cuts = tuple(Cut("taps", 64, 1, channels=min(width, 32)) for width in widths)
         known: Sequence[Tuning] = [Tuning(cuts, warps=8, split=split) for split in (4, 2, 1)]
     elif tuple(widths) == WIDTHS:
-        known = TUNINGS if routed else STATIC_TUNINGS
+        known = TUNINGS
     else:
         known = [uniform(Cut("taps", 64, 2, channels=16, group=1), len(widths))]
     return next(tuning for tuning in known if tuning.split == 1 or tuning.split * batch <= processors)
