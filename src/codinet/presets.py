@@ -17,6 +17,22 @@ def paper(source: str) -> RunConfig:
     return RunConfig(source)
 
 
+def best(source: str) -> RunConfig:
+    """The best recipe found: 60 + 8 epochs, cosine from 0.4, weight decay 5e-4, α = β = 1, m_d = 1.
+
+    Made to start from a static run and to learn from it: --start RUN --teacher RUN. See docs/recipes.md.
+
+    codinet train cifar10 --preset best --arch resnet110 --budget 0.57 --watch train
+    """
+    return RunConfig(
+        source,
+        losses=LossConfig(alpha=1.0, beta=1.0, m_d=1.0),
+        schedule=ScheduleConfig(
+            epochs=60, finetune=8, batch=512, lr=0.4, finetune_lr=0.04, schedule="cosine", weight_decay=5e-4
+        ),
+    )
+
+
 def quick(source: str) -> RunConfig:
     """A short run that routes well: 30 + 6 epochs, cosine, α = β = 1, m_d = 1.
 
@@ -38,7 +54,7 @@ def demo(source: str) -> RunConfig:
     return replace(config, network=NetworkConfig(arch="resnet20"), losses=replace(config.losses, budget=0.6))
 
 
-PRESETS: dict[str, Callable[[str], RunConfig]] = {"paper": paper, "quick": quick, "demo": demo}
+PRESETS: dict[str, Callable[[str], RunConfig]] = {"paper": paper, "best": best, "quick": quick, "demo": demo}
 
 
 def as_static(config: RunConfig) -> RunConfig:

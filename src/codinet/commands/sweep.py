@@ -31,7 +31,7 @@ class Args:
     grid: Grid = field(default_factory=Grid)
     common: Common = field(default_factory=Common)
     preset: str = "paper"
-    """Recipe of all runs, whose values the other flags replace: paper, quick, demo."""
+    """Recipe of all runs, whose values the other flags replace: paper, best, quick, demo."""
     out: Path | None = None
     """Folder of the sweep. Default: runs/ and a name made of the source. The same command goes on with it."""
     workers: int = 1

@@ -34,7 +34,7 @@ class Args:
     """Seed of initial weights, order, views and noise."""
     extra: ExtraConfig = field(default_factory=ExtraConfig)
     preset: str = "paper"
-    """Named recipe whose values the other flags replace: paper, quick, demo."""
+    """Named recipe whose values the other flags replace: paper, best, quick, demo."""
     out: Path | None = None
     """Run folder to write. Default: runs/ and a name made of source, network and seed."""
     resume: bool = False
