@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from codinet import create_model
+from codinet import block_costs, create_model
 from codinet.backbones import ARCHITECTURES, BasicBlock, Block, Bottleneck, StrideOn
 
 quick = settings(deadline=None, derandomize=True, max_examples=15)
@@ -110,11 +110,20 @@ def test_blocks_follow_the_published_counts_widths_and_strides(name: str) -> Non
     assert position == len(model.blocks) == shape.blocks
 
 
-@pytest.mark.parametrize("depth", [20, 32, 44, 56, 74, 110])
+@pytest.mark.parametrize("depth", [20, 26, 32, 44, 56, 62, 74, 110])
 def test_the_depth_in_a_small_nets_name_counts_its_layers(depth: int) -> None:
     with torch.device("meta"):
         model = create_model(f"resnet{depth}", routed=False)
     assert sum(isinstance(m, torch.nn.Conv2d | torch.nn.Linear) for m in model.modules()) == depth
+
+
+@pytest.mark.parametrize(("name", "macs"), [("resnet26", 54_706_816), ("resnet62", 139_641_472)])
+def test_a_step_of_six_layers_is_one_block_more_in_each_stage(name: str, macs: int) -> None:
+    """From ResNet-32 on: 2 · 9 · 16² · 32² MACs a block, in three stages alike."""
+    steps = ARCHITECTURES[name].counts[0] - 5
+    assert macs == 68_862_592 + steps * 3 * 2 * 9 * 16**2 * 32**2
+    with torch.device("meta"):
+        assert block_costs(create_model(name, routed=False), (3, 32, 32)).static_macs == macs
 
 
 def test_small_nets_have_no_projection_parameters() -> None:

@@ -120,8 +120,8 @@ SETTINGS = [
     (["--label-smoothing", "1"], "--label-smoothing 1 must lie in [0, 1)", "0.1 is usual"),
     (["--ema", "1"], "--ema 1 must lie in [0, 1)", "0.999 is usual"),
     (["--distill", "0.5"], "--distill 0.5 needs somebody to learn from", "give --teacher a run folder"),
-    (["--teacher", "no/run"], "--teacher teaches nothing", "give --distill a number"),
-    (["--teacher", "no/run", "--distill", "0.5"], "--teacher no/run cannot be used: There is no", "codinet train"),
+    (["--teacher", "no/run", "--distill", "0"], "--teacher teaches nothing", "give --distill a number"),
+    (["--teacher", "no/run"], "--teacher no/run cannot be used: There is no", "codinet train"),
     (["--start", "no/run"], "--start no/run cannot be used: There is no run folder", "codinet train"),
     (["--device", "cuda:99"], "There is no device 'cuda:99'", "use --device cpu"),
 ]

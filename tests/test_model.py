@@ -286,7 +286,7 @@ def test_odd_sizes_and_one_channel_work_for_imagenet_nets() -> None:
 
 
 def test_the_registry_lists_what_create_model_takes() -> None:
-    assert list_models() == [f"resnet{depth}" for depth in (20, 32, 44, 56, 74, 110, 50, 101)]
+    assert list_models() == [f"resnet{depth}" for depth in (20, 26, 32, 44, 56, 62, 74, 110, 50, 101)]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_from_a_folder_of_runs_to_the_page(finished_run: Path, tmp_path: Path, c
     assert json.loads(capsys.readouterr().out) == {"page": str(page), "results": 1}
     text = page.read_text()
     accuracy = json.loads((finished_run / "evaluation.json").read_text())["accuracy"]
-    assert text.count(f"| ResNet-20, CoDiNet | batch 16 | 1 + 1 | 0.6 | {accuracy:.2f} (1) |") == 2
+    assert text.count(f"| ResNet-20, CoDiNet | `paper`, batch 16 | 1 + 1 | 0.6 | {accuracy:.2f} (1) |") == 2
     assert str(tmp_path) not in text
     assert main(["results", "render", "--results", str(folder), "--out", str(page)]) == 0
     assert capsys.readouterr().out == f"{page} shows 1 result.\n"
@@ -43,6 +43,27 @@ def test_a_run_that_is_refused_leaves_nothing(
     words = [str(finished_run), str(tmp_path / "held"), "--results", str(tmp_path / "results")]
     assert "is a development run: it held 16 training images back" in refused(capsys, "add", *words)
     assert not (tmp_path / "results").exists()
+
+
+def test_how_paths_follow_images(
+    finished_run: Path, tmp_path: Path, train_words: Callable[..., list[str]], capsys: Said
+) -> None:
+    """A real analysis, because what it calls its features decides the row."""
+    run, static, folder, page = (tmp_path / name for name in ("run", "static", "results", "results.md"))
+    shutil.copytree(finished_run, run)
+    assert main(train_words(static, "--no-routed")) == 0
+    add = ["add", str(run), "--table", "routing", "--results", str(folder)]
+    capsys.readouterr()
+    assert f"{run} is not analysed" in refused(capsys, *add)
+    for words, features in (([], "own last layer"), (["--static", str(static)], "a static run's last layer")):
+        assert main(["analyze", str(run), "--no-tsne", "--device", "cpu", *words]) == 0
+        assert main(["results", *add]) == 0
+        assert main(["results", "render", "--results", str(folder), "--out", str(page)]) == 0
+        text = page.read_text()
+        assert "## How paths follow images: few" in text
+        assert f"| {features} |" in text
+    capsys.readouterr()
+    assert "is a static run" in refused(capsys, "add", str(static), *add[2:])
 
 
 @pytest.mark.parametrize(

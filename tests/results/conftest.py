@@ -1,4 +1,4 @@
-"""Finished run folders without the training: a config, figures, and where they were made."""
+"""Finished run folders without the training or the analysis: a config, figures, and where they were made."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from codinet import files
+from codinet.analysis.result import RunAnalysis
 from codinet.config import NetworkConfig, RunConfig, resolve
 from codinet.presets import paper
+from codinet.results.record import Record, record_of
 from codinet.runs import DataBrief, RunFolder
 from codinet.sweep.methods import METHODS
 
@@ -39,6 +42,36 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         found |= {"mean_blocks": 30.0, "distinct_paths": 300, "path_entropy": 3.0, "always_on": 1, "always_off": 1}
         files.write_json(folder.path / "evaluation.json", {**found, "n": 10_000, **figures})
         files.write_json(folder.path / "timing.json", {"seconds": 1800.0})
+        (folder.path / "model.safetensors").write_text(f"the weights of seed {seed}")
         return folder.path
 
     return make
+
+
+@pytest.fixture
+def record(make_run: Callable[..., Path]) -> Callable[..., Record]:
+    """The record of such a run, in the tables that are named."""
+    number = iter(range(99))
+
+    def make(*tables: str, **words: Any) -> Record:
+        return record_of(RunFolder.open(make_run(str(next(number)), **words)), tables or ["results"])
+
+    return make
+
+
+@pytest.fixture
+def analyse() -> Callable[..., Path]:
+    """Puts an analysis of the weights that are there into a run's folder."""
+
+    def put(run: Path, **changes: Any) -> Path:
+        kinds = {"crop": {"pairs": 2, "mean": 0.5}, "rotation": {"pairs": 2, "mean": 0.25}}
+        consistency = {"pairs": 4, "same_path": 0.375, "same_path_kinds": kinds, "blocks_changed": 0.5}
+        correlation = {"pcc_relaxed": 0.25, "pcc_hard": 0.125, "features": "the routed network's own last layer"}
+        correlation |= {key: value for key, value in changes.items() if key in correlation}
+        consistency |= {key: value for key, value in changes.items() if key in consistency}
+        made_from = {"network": files.sha256_of(run / "model.safetensors"), "data": "d" * 64, "seed": 0}
+        figures = {"images": 4, "consistency": consistency, "correlation": correlation}
+        RunAnalysis(made_from, figures, {"kl": torch.zeros(4)}).save(run)
+        return run
+
+    return put

@@ -18,7 +18,8 @@ class Args:
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     """add: run folders, or folders of them, such as a sweep's."""
     table: tuple[str, ...] = ("results",)
-    """add: tables the runs stand in: results, ablation, trade-off, margin, routers, relaxations."""
+    """add: tables the runs stand in: results, ablation, trade-off, margin, routers, relaxations,
+    routing (of runs that codinet analyze was run on)."""
     replace: bool = False
     """add: where the same run came to something else before, take what it came to now."""
     results: Path = Path("results")

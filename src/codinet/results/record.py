@@ -10,6 +10,7 @@ from typing import Any
 from codinet import files
 from codinet.data.official import KNOWN
 from codinet.errors import UserError, unknown
+from codinet.results import routing
 from codinet.results.tables import TABLES, label_of
 from codinet.runs import RunFolder
 from codinet.sweep.methods import method_of
@@ -63,6 +64,8 @@ def record_of(run: RunFolder, tables: Sequence[str]) -> Record:
         "versions": {key: made.get(key) for key in ("codinet", "python", "torch")},
         "wall_s": run.wall_seconds(),
     }
+    if routing.NAME in tables:
+        record["analysis"] = routing.figures_of(run)
     rows = {table: label_of(table, record) for table in sorted(tables)}
     return {"format": FORMAT, "name": _name(record), "tables": rows, **record}
 
@@ -106,11 +109,24 @@ def keep(records: Sequence[Record], folder: Path, *, replace: bool = False) -> l
             same = all(before.get(key) == record[key] for key in FIGURES)
             if not same and not replace:
                 raise UserError(f"{file} holds another outcome of the same run; keep it, or give --replace.")
-            record = {**record, "tables": dict(sorted({**before["tables"], **record["tables"]}.items()))}
+            record = _with_before(record, before, same=same)
         written.append((file, record))
     for file, record in written:  # nothing is written unless all can be
         files.write_json(file, record)
     return [file for file, _ in written]
+
+
+def _with_before(record: Record, before: Record, *, same: bool) -> Record:
+    """The record, in the tables that it stood in before as well."""
+    tables = dict(sorted({**before["tables"], **record["tables"]}.items()))
+    if routing.NAME not in tables or "analysis" in record:
+        return {**record, "tables": tables}
+    if not same:  # its paths are other ones now
+        raise UserError(
+            f"{record['name']} stands in the table {routing.NAME} with another outcome; "
+            f"analyse the run again and add it with --table {routing.NAME} too."
+        )
+    return {**record, "tables": tables, "analysis": before["analysis"]}
 
 
 def read(file: Path) -> Record:
@@ -119,12 +135,17 @@ def read(file: Path) -> Record:
         raise files.DamagedError(f"{file} is no result that this version reads; restore it or add the run again.")
     missing = [key for key in _NEEDED if key not in record]
     missing += [key for key in FIGURES if type(record.get(key)) not in (int, float)]
-    if missing or not isinstance(record["tables"], dict):
+    if missing or not isinstance(record["tables"], dict) or not _has_analysis(record):
         raise files.DamagedError(f"{file} is no whole result; restore it or add the run again.")
     for table in record["tables"]:
         if table not in TABLES:
             raise unknown(f"table ({file})", table, TABLES)
     return record
+
+
+def _has_analysis(record: Record) -> bool:
+    """Or needs none."""
+    return routing.NAME not in record["tables"] or routing.is_whole(record.get("analysis"))
 
 
 def read_all(folder: Path) -> list[Record]:

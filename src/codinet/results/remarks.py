@@ -1,16 +1,17 @@
-"""What the numbers of a row say, in words: where it falls short of the paper, and where of its own budget."""
+"""What the numbers of a row say, in words: where it falls short of the paper, its budget, or a static network."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codinet.report.published import Published
+from codinet.results.equal_cost import Rival
 from codinet.results.recipe import paper_epochs
 from codinet.sweep.summary import spread_of
 
 MISSED = 0.02  # distance from its budget, as a share of the static cost, from which a run is said to miss it
 
 
-def remarks(records: Sequence[Mapping[str, Any]], paper: Published | None) -> list[str]:
+def remarks(records: Sequence[Mapping[str, Any]], paper: Published | None, rival: Rival | None = None) -> list[str]:
     """Of runs that differ in their seed alone."""
     found = [*_budget(records)]
     if records[0]["method"] != "static" and all(record["distinct_paths"] == 1 for record in records):
@@ -20,7 +21,7 @@ def remarks(records: Sequence[Mapping[str, Any]], paper: Published | None) -> li
         usual = paper_epochs(records[0]["data"])
         if records[0]["epochs"] < usual:
             found.append(f"{records[0]['epochs']} epochs where the paper's recipe has {usual}")
-    return found
+    return found if rival is None else [*found, *_against_static(records, rival)]
 
 
 def _budget(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -37,8 +38,7 @@ def _budget(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _against(records: Sequence[Mapping[str, Any]], paper: Published) -> list[str]:
-    # Rounded first, so that the words agree with the figures beside them.
-    gap = round(round(spread_of([record["accuracy"] for record in records]).mean, 2) - paper.accuracy, 2)
+    gap = round(_accuracy(records) - paper.accuracy, 2)
     if gap < 0:
         words = [f"**falls short** of the paper by {-gap:.2f} points"]
     else:
@@ -54,3 +54,15 @@ def _against(records: Sequence[Mapping[str, Any]], paper: Published) -> list[str
         if paths < paper.paths:
             words.append(f"{paths:.0f} paths where the paper has {paper.paths}")
     return words
+
+
+def _against_static(records: Sequence[Mapping[str, Any]], rival: Rival) -> list[str]:
+    gap = round(_accuracy(rival.runs) - _accuracy(records), 2)
+    if gap <= 0:
+        return []
+    return [f"a static {rival.name} is **{gap:.2f} points more accurate** for {rival.share:.2f} of the MACs"]
+
+
+def _accuracy(records: Sequence[Mapping[str, Any]]) -> float:
+    """Rounded as it is shown, so that the words agree with the figures beside them."""
+    return round(spread_of([record["accuracy"] for record in records]).mean, 2)

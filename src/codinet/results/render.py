@@ -3,30 +3,31 @@
 from collections.abc import Sequence
 
 from codinet.report.published import NAMES, Published, data_key
+from codinet.results import routing
+from codinet.results.columns import Row, budget_of, columns_of, head, line
+from codinet.results.equal_cost import FACTOR, rival_of
 from codinet.results.recipe import deviations, epochs_of
 from codinet.results.record import Record
-from codinet.results.remarks import remarks
 from codinet.results.tables import TABLES, sort_key
-from codinet.sweep.summary import Spread, spread_of
 
-NONE = "–"
 HEAD = """# Results
 
 What runs of this repository came to, each beside the paper's own figure. Written by `codinet results render` from
 `results/*.json`, which `codinet results add RUNS` writes; not edited by hand.
 """
 NOTHING = "No results have been measured yet.\n"
-READING = """
+READING = f"""
 - Every figure is of the test images after the last epoch (of the averaged weights, where a recipe averages them). No
   best epoch is picked, and runs that held training images back are left out.
 - ± is the standard deviation over seeds, with their number in brackets.
 - The cost share is of the static network's multiply-adds, routers counted in. “G” is the paper's unit: two per
   multiply-add on 32×32 networks, one on ImageNet's.
-- Settings are those of `--preset paper`, but for what stands under “recipe”; its epochs are 250 + 20.
+- “Recipe” names the preset whose settings are nearest (`paper` is the paper's, of 250 + 20 epochs; `best` our own), and
+  every setting that is another.
 - A budget is called missed where a run is off by more than 0.02.
+- “Static of equal cost” is what one would take instead: the static network nearest in MACs on the same data, within a
+  factor of {FACTOR}, by the recipe most like the row's.
 """
-COLUMNS = ("row", "recipe", "epochs", "budget", "accuracy, %", "paper", "cost share", "G", "paper", "paths", "paper")
-LINE = f"| {' | '.join((*COLUMNS, 'remarks'))} |\n|---|---|---|{'---:|' * 8}---|\n"
 
 
 def render(records: Sequence[Record]) -> str:
@@ -37,7 +38,8 @@ def render(records: Sequence[Record]) -> str:
     for table in TABLES:
         standing = [record for record in records if table in record["tables"]]
         names = sorted({record["data"] for record in standing}, key=_data_order)
-        parts += [_section(table, [record for record in standing if record["data"] == data]) for data in names]
+        for data in names:
+            parts.append(_section(table, [record for record in standing if record["data"] == data], records))
     return "".join(parts)
 
 
@@ -46,58 +48,28 @@ def _data_order(data: str) -> tuple[int, str]:
     return (known.index(data) if data in known else len(known), data)
 
 
-def _section(name: str, records: list[Record]) -> str:
+def _section(name: str, records: list[Record], everything: Sequence[Record]) -> str:
     table, data = TABLES[name], records[0]["data"]
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in sorted(records, key=lambda record: (sort_key(record), record["seed"], record["name"])):
-        key = (
-            record["tables"][name],
-            *deviations(record, table.axis),
-            epochs_of(record),
-            _budget(record),
-            record["data_sha256"],
-        )
-        groups.setdefault(key, []).append(record)
-    seen: list[Published | None] = [table.paper(group[0]) for group in groups.values()]
-    rows = [_row(name, group, paper) for group, paper in zip(groups.values(), seen, strict=True)]
-    text = f"\n## {table.title}: {NAMES.get(data, data)}\n\n{table.about}\n\n{LINE}" + "".join(rows)
+        groups.setdefault(_key(name, record), []).append(record)
+    rows = [Row(name, runs, table.paper(runs[0]), rival_of(runs, everything)) for runs in groups.values()]
+    columns = columns_of(name)
+    text = f"\n## {table.title}: {NAMES.get(data, data)}\n\n{table.about}\n\n{head(columns)}"
+    text += "".join(line(columns, row) for row in rows)
+    seen = [row.paper for row in rows]
     absent = [row for row in table.rows if row.data == data_key(data) and row not in seen]
     if absent:
         printed = "; ".join(dict.fromkeys(_printed(row) for row in absent))
         text += f"\nPrinted in the paper and not run here: {printed}.\n"
-    return text + _made(records) + _commands([group[0] for group in groups.values()])
+    return text + _made(records) + _commands([row.first for row in rows])
 
 
-def _row(name: str, group: list[Record], paper: Published | None) -> str:
-    def spread(key: str, digits: int) -> str:
-        return _spread(spread_of([record[key] for record in group]), digits)
-
-    first = group[0]
-    cells = [
-        first["tables"][name],
-        ", ".join(deviations(first, TABLES[name].axis)) or "`paper`",
-        epochs_of(first),
-        _budget(first),
-        f"{spread('accuracy', 2)} ({len(group)})",
-        NONE if paper is None else f"{paper.accuracy:.2f}",
-        spread("cost_share", 3),
-        spread("paper_gmaccs", 3),
-        NONE if paper is None or paper.gmaccs is None else f"{paper.gmaccs:.2f}",
-        spread("distinct_paths", 0),
-        NONE if paper is None or paper.paths is None else f"{paper.paths}",
-        "; ".join(remarks(group, paper)) or NONE,
-    ]
-    return f"| {' | '.join(cells)} |\n"
-
-
-def _budget(record: Record) -> str:
-    if record["gamma"] is not None:
-        return f"γ {record['gamma']:g}"
-    return NONE if record["budget"] is None else f"{record['budget']:g}"
-
-
-def _spread(value: Spread, digits: int) -> str:
-    return f"{value.mean:.{digits}f}" + ("" if value.spread is None else f" ± {value.spread:.{digits}f}")
+def _key(name: str, record: Record) -> tuple[object, ...]:
+    """Equal for runs that differ in their seed alone."""
+    told = (record["tables"][name], *deviations(record, TABLES[name].axis), epochs_of(record), budget_of(record))
+    measured = (routing.source_of(record), record["analysis"]["images"]) if name == routing.NAME else ()
+    return (*told, record["data_sha256"], *measured)
 
 
 def _printed(row: Published) -> str:

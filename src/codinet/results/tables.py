@@ -90,6 +90,15 @@ def _by_margin(record: Found) -> Published | None:
     return _row(tuple(row for row in published.DIVERSITY_MARGINS if row.setting == setting), record)
 
 
+def paper_paths(record: Found) -> dict[str, float] | None:
+    """What the paper measured of paths under augmentation and beside features: on CIFAR-10, with ResNet-110."""
+    method = METHODS[record["method"]]
+    here = (published.data_key(record["data"]), record["arch"], record["n"])
+    if not _usual(record) or here != ("cifar10", "resnet110", TEST_IMAGES["cifar10"]) or method not in published.PCC:
+        return None
+    return {"same_path": published.SAME_PATH[method], "pcc": published.PCC[method]}
+
+
 _IMAGENET = tuple(row for row in published.COMPARISON if row.data == "imagenet" and row.kind in (STATIC, CODINET))
 _RESULTS = (*published.RESULTS, *_IMAGENET)
 
@@ -136,6 +145,16 @@ TABLES: dict[str, Table] = {
         "Gumbel-Softmax is held against that.",
         ("network", "relaxation"),
         _by_cost,
+        (),
+    ),
+    "routing": Table(
+        "How paths follow images",
+        "From `codinet analyze`. Same path: the share of test images that keep their path when they are augmented, "
+        "each in one of four ways, then the same for each way; a network with one path always keeps it. PCC: the "
+        "correlation, over pairs of images, of how similar their paths are with how similar their features are. The "
+        "paper took features of an ImageNet MoCo and does not say which paths, so its PCC does not measure the same.",
+        None,
+        lambda record: None,  # what it prints of these is no row of a table: `paper_paths`
         (),
     ),
 }
