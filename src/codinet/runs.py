@@ -25,6 +25,7 @@ from codinet.cost import block_costs
 from codinet.data import Dataset, load
 from codinet.data.placing import Placing
 from codinet.data.stream import lost_workers
+from codinet.data.views import normalise
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation, evaluate
 from codinet.model import CoDiNet, ModelConfig
@@ -110,6 +111,14 @@ class RunFolder:
     def load_dataset(self, data_root: Path) -> Dataset:
         """The data set named in the config, as it is on disk now; whether it is still the same is `data`'s to tell."""
         return load(self.config.source, data_root, image_size=self.config.data.image_size)
+
+    def test_images(self, data_root: Path, number: int) -> torch.Tensor:
+        """The first test images, normalised as the network was trained to see them."""
+        dataset = self.load_dataset(data_root)
+        if dataset.image_shape != self.data.image_shape:
+            raise UserError(f"{dataset.name} now has images of another shape than {self.path} was trained on.")
+        mean_C, std_C = torch.tensor(self.data.mean), torch.tensor(self.data.std)
+        return normalise(dataset.test.images_NCHW[:number], mean_C, std_C)
 
     # metrics
 

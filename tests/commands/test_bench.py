@@ -8,6 +8,8 @@ import pytest
 
 from codinet import cli
 from codinet.commands.bench import Args, defaults, run
+from codinet.errors import UserError
+from codinet.runs import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,24 @@ def test_a_run_takes_its_own_paths(finished_run: Path, capsys: pytest.CaptureFix
     drawn = answer(capsys, str(finished_run), "--batch", "4", "--engines", "gather", "--run-rate", "0")
     assert [row["engine"] for row in own if not row["engine"].startswith("static")] == ["gather"]
     assert own[-1]["mac_speedup"] < drawn[-1]["mac_speedup"]
+
+
+def test_a_run_without_its_data_routes_at_its_own_rate(
+    finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_folder: RunFolder, _root: Path) -> None:
+        raise UserError("The data is gone.")
+
+    monkeypatch.setattr(RunFolder, "load_dataset", missing)
+    monkeypatch.setattr(RunFolder, "load_evaluation", lambda _folder: {"mean_blocks": 4.5})
+    run(Args(str(finished_run), batch=(8,), engines=("gather",), rounds=1, images=8, json=True))
+    said = capsys.readouterr()
+    assert "paths drawn at the rate of the run's own (0.50), because its data is missing: The data is gone." in said.err
+    (row,) = (row for row in json.loads(said.out)["rows"] if row["engine"] == "gather")
+    assert 1.7 < row["mac_speedup"] < 2.1
+    run(Args(str(finished_run), run_rate=1.0, batch=(8,), engines=("gather",), rounds=1, images=8, json=True))
+    (row,) = (row for row in json.loads(capsys.readouterr().out)["rows"] if row["engine"] == "gather")
+    assert row["mac_speedup"] < 1
 
 
 def test_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 With --train it is the speed of training instead; see `codinet.bench.training`.
 """
 
+import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from codinet.commands.bench_training import print_training
 from codinet.commands.shared import flag_value, print_json, print_table, require_probability
 from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
-from codinet.data.views import normalise
 from codinet.environment import describe, pick_device
 from codinet.errors import UserError, unknown
 from codinet.model import CoDiNet, create_model
@@ -32,7 +32,7 @@ class Args:
     """Run folder of `codinet train`, zoo:NAME, or a network by name (see `codinet models`)."""
     run_rate: float | None = None
     """Share of the images that run each block: paths are drawn at this rate. Default: a run's own paths on its test
-    images; 0.5 for a network by name."""
+    images, or at their rate where its data is missing; 0.5 for a network by name."""
     batch: tuple[int, ...] = ()
     """Images at a time. Default: 1 and 64; in training 32 on a CPU and 512 on a GPU."""
     threads: int = 1
@@ -186,10 +186,11 @@ def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
         rate = 0.5 if args.run_rate is None else args.run_rate
     elif path.is_dir() or args.network.startswith(ZOO):
         folder = open_run(args.network)
-        settled, images_TCHW = folder.load_model().to(device), _test_images(folder, args.data_root, number).to(device)
-        if args.run_rate is None or settled.routers is None:
+        settled, (images_TCHW, own_rate) = folder.load_model().to(device), _images(folder, args, number)
+        images_TCHW, wished = images_TCHW.to(device), own_rate if args.run_rate is None else args.run_rate
+        if wished is None or settled.routers is None:
             return settled, images_TCHW
-        rate = args.run_rate
+        rate = wished
     else:
         raise unknown("network or run folder", args.network, ARCHITECTURES)
     made = with_run_rate(settled, images_TCHW, rate)
@@ -197,12 +198,22 @@ def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
     return made, images_TCHW
 
 
-def _test_images(folder: RunFolder, root: Path, number: int) -> torch.Tensor:
-    dataset = folder.load_dataset(root)
-    mean_C, std_C = torch.tensor(folder.data.mean), torch.tensor(folder.data.std)
+def _images(folder: RunFolder, args: Args, number: int) -> tuple[torch.Tensor, float | None]:
+    """Test images, which take their own paths; random ones, and the rate at which test images ran, without the data."""
+    try:
+        images_TCHW = folder.test_images(args.data_root, number)
+    except UserError as error:
+        found = folder.load_evaluation()
+        rate = found["mean_blocks"] / ARCHITECTURES[folder.config.network.arch].blocks
+        print(
+            f"codinet: on random images, with paths drawn at the rate of the run's own ({rate:.2f}), because its data "
+            f"is missing: {error}",
+            file=sys.stderr,
+        )
+        random = torch.Generator().manual_seed(args.seed)
+        return torch.randn(number, *folder.data.image_shape, generator=random), rate
     # Round and round where the test set is smaller than the batch.
-    index_T = torch.arange(number) % len(dataset.test)
-    return normalise(dataset.test.images_NCHW[index_T], mean_C, std_C)
+    return images_TCHW[torch.arange(number) % len(images_TCHW)], None
 
 
 def _print(title: str, rows: list[dict[str, Any]]) -> None:

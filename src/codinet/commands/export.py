@@ -10,7 +10,6 @@ import tyro
 
 from codinet.commands.shared import print_json, require_probability
 from codinet.data import DATA_ROOT
-from codinet.data.views import normalise
 from codinet.errors import UserError
 from codinet.runs import RunFolder
 from codinet.zoo.open_run import open_run
@@ -74,13 +73,9 @@ def run(args: Args) -> None:
 
 
 def _test_images(folder: RunFolder, root: Path) -> torch.Tensor | None:
-    """The first test images, normalised; None, said aloud, where the data is not at hand."""
+    """Some to check on; None, said aloud, where the data is not at hand."""
     try:
-        dataset = folder.load_dataset(root)
-        if dataset.image_shape != folder.data.image_shape:
-            raise UserError(f"{dataset.name} now has images of another shape.")
+        return folder.test_images(root, CHECKED)
     except UserError as error:
         print(f"codinet: checked on random images alone, because the run's data is missing: {error}", file=sys.stderr)
         return None
-    mean_C, std_C = torch.tensor(folder.data.mean), torch.tensor(folder.data.std)
-    return normalise(dataset.test.images_NCHW[:CHECKED], mean_C, std_C)
