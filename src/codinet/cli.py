@@ -2,7 +2,7 @@
 
 A verb's module has `Args`, a dataclass that is its flags, and `run(args)`. People get tables and progress
 bars; with --json, one JSON document on stdout and nothing else there. What is the user's to fix ends in one
-sentence on stderr and exit code 2.
+sentence on stderr and exit code 2. Of the processes that torchrun starts on a machine the first one speaks.
 """
 
 import contextlib
@@ -53,17 +53,27 @@ def guarded(call: Callable[[], int]) -> int:
     try:
         return call()
     except UserError as error:
-        print(f"codinet: {error}", file=sys.stderr)
+        _tell(str(error))
         return 2
     except KeyboardInterrupt:
-        print("codinet: interrupted; a training run goes on with the same command and --resume.", file=sys.stderr)
+        _tell("interrupted; a training run goes on with the same command and --resume.")
         return 130
     except BrokenPipeError:
         raise
     except OSError as error:
         # What the system refuses wherever a path is looked at: a name too long, a folder that may not be entered.
-        print(f"codinet: {error.filename or 'a file'}: {error.strerror or error}; check the path.", file=sys.stderr)
+        _tell(f"{error.filename or 'a file'}: {error.strerror or error}; check the path.")
         return 2
+
+
+def _tell(sentence: str) -> None:
+    if _speaks():
+        print(f"codinet: {sentence}", file=sys.stderr)
+
+
+def _speaks() -> bool:
+    """Whether this process tells what all of its machine come to."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _dispatch(words: list[str]) -> int:
@@ -89,7 +99,8 @@ def parse(kind: type, words: list[str], *, prog: str, default: Any = None) -> An
     said = io.StringIO()
     known = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(said):
+        help_text = contextlib.nullcontext() if _speaks() else contextlib.redirect_stdout(io.StringIO())
+        with contextlib.redirect_stderr(said), help_text:
             return tyro.cli(kind, prog=prog, args=words, config=(tyro.conf.OmitArgPrefixes,), **known)
     except SystemExit as stop:
         if stop.code in (0, None):

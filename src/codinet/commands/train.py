@@ -3,15 +3,12 @@
 Under torchrun every process comes through here with the same words, and the first one speaks for all.
 """
 
-import contextlib
-import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import tyro
 
-from codinet.cli import parse
 from codinet.commands.shared import figures, flag_value, print_json, print_table
 from codinet.config import DataConfig, ExtraConfig, LossConfig, NetworkConfig, RunConfig, ScheduleConfig, resolve
 from codinet.data import DATA_ROOT, Dataset, load
@@ -59,18 +56,6 @@ class Args:
 
 def defaults(words: list[str]) -> Args:
     """The flags' defaults: those of the preset and of the device that are named among the words."""
-    with distributed.one_voice():
-        made = _defaults(words)
-        if not distributed.speaks_for_machine():
-            # The command line will parse the words, and print help or what is wrong with them, in every process.
-            with contextlib.redirect_stdout(io.StringIO()):
-                asked = parse(Args, words, prog="codinet train", default=made)
-            if asked is None:
-                raise SystemExit(0)
-        return made
-
-
-def _defaults(words: list[str]) -> Args:
     name = flag_value("--preset", words) or "paper"
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
@@ -94,8 +79,7 @@ def _defaults(words: list[str]) -> Args:
 
 
 def run(args: Args) -> None:
-    with distributed.one_voice():
-        device = distributed.own_device(args.device)
+    device = distributed.own_device(args.device)
     with distributed.joined(device) as world:
         _train(args, device, world)
 

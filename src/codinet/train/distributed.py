@@ -216,22 +216,6 @@ def launched() -> bool:
     return all(name in os.environ for name in _ENVIRONMENT)
 
 
-def speaks_for_machine() -> bool:
-    """Whether this process tells what every process of its machine finds wrong before they have met."""
-    return not launched() or os.environ["LOCAL_RANK"] == "0"
-
-
-@contextmanager
-def one_voice() -> Iterator[None]:
-    """Let what is wrong, and every process of a machine sees, be told by one; the others end with exit code 2."""
-    try:
-        yield
-    except UserError:
-        if speaks_for_machine():
-            raise
-        raise SystemExit(2) from None
-
-
 def own_device(name: str | None) -> torch.device:
     """The device asked for, or the best one there is; of several processes on GPUs, each has one to itself."""
     if not launched() or int(os.environ["WORLD_SIZE"]) == 1:
