@@ -14,9 +14,11 @@ import torch
 from codinet import cli
 from codinet.cli import main
 from codinet.commands import sweep as command
+from codinet.files import sha256_of
 from codinet.runs import RunFolder
 from codinet.sweep.folder import keep_plan
 from codinet.sweep.papers import PAPERS
+from codinet.sweep.progress import epochs_done
 
 Said = pytest.CaptureFixture[str]
 
@@ -80,6 +82,40 @@ def test_a_killed_sweep_goes_on_and_reports_what_failed(tmp_path: Path, digits_n
 
     assert main([*words, "--seed", "0", "1"]) == 2
     assert "holds another sweep (it lacks" in capsys.readouterr().err
+
+
+def test_routed_runs_start_from_static_ones_through_a_kill_and_a_move(
+    tmp_path: Path, digits_npz: Path, capsys: Said
+) -> None:
+    out, moved = tmp_path / "sweep", tmp_path / "moved"
+    static, routed = "resnet20-static-seed0", "resnet20-codinet-budget0.6-seed0"
+    schedule = ["--epochs", "10", "--finetune", "1", "--batch", "16", "--watch", "train", "--holdout", "8"]
+    flags = ["--arch", "resnet20", "--budget", "0.6", *schedule, "--from-static", "--device", "cpu", "--no-plot"]
+    words = [sys.executable, "-m", "codinet", "sweep", str(digits_npz), "--out", str(out), *flags]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        # With the second epoch noted, the first is kept.
+        wait_for(lambda: epochs_done(out / routed) > 1 or first.poll() is not None)
+        os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: not of_folder(out), 20)
+    assert RunFolder.open(out / static).finished
+    assert not RunFolder.open(out / routed).finished
+
+    out.rename(moved)
+    words = ["sweep", str(digits_npz), "--out", str(moved), *flags]
+    assert main([*words, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [run["name"] for run in content["runs"]] == [static, routed]
+    assert [run["config"]["extra"]["teacher"] for run in content["runs"]] == [None, static]
+    assert "Resuming" in (moved / f"{routed}.log").read_text()
+    config = RunFolder.open(moved / routed).config
+    assert config.extra.start_sha256 == config.extra.teacher_sha256 == sha256_of(moved / static / "model.safetensors")
+    assert (config.extra.distill, config.data.watch, config.data.holdout) == (0.5, "train", 8)
+
+    assert main(words) == 0
+    assert "2 of 2 planned runs were finished before" in capsys.readouterr().err
+    words.remove("--from-static")
+    assert main(words) == 2
+    assert "it was begun with --from-static" in capsys.readouterr().err
 
 
 def test_finished_runs_are_shown_in_a_table_without_training(

@@ -11,7 +11,7 @@ import pytest
 from codinet.errors import UserError
 from codinet.sweep import Planned, fleet
 from codinet.sweep.fleet import Command, reason, run
-from codinet.sweep.folder import log_of, working_in
+from codinet.sweep.folder import is_finished, log_of, working_in
 from codinet.sweep.progress import Progress
 
 Fakes = Callable[..., tuple[Path, Command]]
@@ -59,6 +59,62 @@ def test_failing_and_dying_workers_leave_the_others_alone_and_are_tried_again(
     outcome = run(out, planned, workers=2, command=whole)
     assert len(outcome.results) == 4
     assert [log_of(out, plan).read_text().count("$ ") for plan in planned] == [2, 2, 2, 1]
+
+
+def test_runs_wait_for_the_one_they_start_from_while_others_go_on(chained: list[Planned], fakes: Fakes) -> None:
+    out, copying = fakes(runs=chained)
+    last, slow = out / "resnet20-codinet-budget0.7-seed1" / "evaluation.json", chained[0].name
+
+    def command(run: Planned, device: str | None) -> list[str]:
+        words = copying(run, device)
+        if run.name == slow:
+            # Ends after all that does not need it.
+            words[3] = f"import os, time\nwhile not os.path.exists({str(last)!r}): time.sleep(0.01)\n" + words[3]
+        elif run.after is not None:
+            words[3] = f"open({str(out / run.after / 'evaluation.json')!r}); " + words[3]
+        return words
+
+    outcome = run(out, chained, workers=2, command=command)
+    assert outcome.failures == {}
+    assert [result.name for result in outcome.results] == [plan.name for plan in chained]
+    assert [result.config.extra.start for result in outcome.results[:3]] == [None, None, "resnet20-static-seed0"]
+
+
+def test_those_that_need_a_failed_run_fail_with_it_and_all_are_tried_again(
+    chained: list[Planned], fakes: Fakes
+) -> None:
+    static, _, *routed = chained
+    out, command = fakes({static.name: "raise RuntimeError('a bug')"}, chained)
+    outcome = run(out, chained, workers=2, command=command)
+    assert outcome.failures == {
+        static.name: "exit code 1: RuntimeError: a bug",
+        **{plan.name: f"it starts from {static.name}, which failed" for plan in routed if plan.after == static.name},
+    }
+    assert len(outcome.results) == 3
+    _, whole = fakes(runs=chained)
+    assert len(run(out, chained, workers=2, command=whole).results) == 6
+    assert [log_of(out, plan).read_text().count("$ ") for plan in chained] == [2, 1, 1, 1, 1, 1]
+
+
+def test_a_sweep_of_runs_that_need_others_may_be_moved(
+    chained: list[Planned], fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, command = fakes(runs=chained)
+    run(out, chained, workers=6, command=command)
+    assert str(out) not in (out / "sweep.json").read_text()
+    out.rename(out.with_name("moved"))
+    monkeypatch.chdir(out.parent)
+    outcome = run(Path("moved"), chained, command=lambda _run, _device: ["/nowhere/at/all"])
+    assert outcome.failures == {}
+    routed = chained[2]
+    assert is_finished(Path("moved"), routed)
+    for other in (replace(routed, after=None), replace(routed, after=chained[1].name)):
+        assert not is_finished(Path("moved"), other)
+
+
+def test_a_run_whose_need_is_not_in_the_plan_is_left_to_its_worker(chained: list[Planned], fakes: Fakes) -> None:
+    out, command = fakes(runs=chained)
+    assert len(run(out, chained[2:], workers=4, command=command).results) == 4
 
 
 def test_a_program_that_is_not_there_is_a_failure_like_others(planned: list[Planned], fakes: Fakes) -> None:
@@ -113,6 +169,27 @@ def test_another_plan_in_the_same_folder_is_refused(planned: list[Planned], fake
         run(out, [replace(planned[0], config=config), *planned[1:]], command=command)
 
 
+def test_with_and_without_static_runs_to_start_from_are_different_plans(
+    planned: list[Planned], chained: list[Planned], fakes: Fakes
+) -> None:
+    out, command = fakes()
+    run(out, planned, workers=4, command=command)
+    with pytest.raises(UserError, match=r"another sweep \(it was begun without --from-static\)"):
+        run(out, chained, command=command)
+    other = out.with_name("other")
+    run(other, chained, workers=4, command=command)
+    with pytest.raises(UserError, match=r"another sweep \(it was begun with --from-static\)"):
+        run(other, [replace(plan, after=None) for plan in chained], command=command)
+
+
+def test_a_kill_while_the_plan_is_written_is_survived(planned: list[Planned], fakes: Fakes) -> None:
+    out, command = fakes()
+    out.mkdir()
+    (out / ".sweep.json.77.tmp").write_text('{"runs"')
+    assert len(run(out, planned, workers=4, command=command).results) == 4
+    assert not (out / ".sweep.json.77.tmp").exists()
+
+
 def test_folders_that_cannot_be_worked_in_are_refused(planned: list[Planned], fakes: Fakes, tmp_path: Path) -> None:
     out, command = fakes()
     with working_in(out), pytest.raises(UserError, match="Another sweep is at work"):
@@ -122,9 +199,10 @@ def test_folders_that_cannot_be_worked_in_are_refused(planned: list[Planned], fa
         run(tmp_path / "file", planned, command=command)
     with pytest.raises(UserError, match="not empty"):
         run(tmp_path, planned, command=command)
-    (out / "sweep.json").write_text('{"runs": 3}')
-    with pytest.raises(UserError, match="not a sweep's plan"):
-        run(out, planned, command=command)
+    for odd in ('{"runs": 3}', '{"format": 1, "runs": [{"name": "a", "config": 3}]}'):
+        (out / "sweep.json").write_text(odd)
+        with pytest.raises(UserError, match="not a sweep's plan"):
+            run(out, planned, command=command)
     (out / "sweep.json").write_text('{"format": 0, "runs": []}')
     with pytest.raises(UserError, match="another version"):
         run(out, planned, command=command)

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from codinet.config import RunConfig
+from codinet.config import ExtraConfig, RunConfig
 from codinet.errors import UserError
-from codinet.presets import demo, paper, quick
-from codinet.sweep import Grid, plan
+from codinet.presets import best, demo, paper, quick
+from codinet.sweep import Grid, from_static, plan
 from codinet.sweep.grid import settle
 from codinet.sweep.methods import METHODS, method_of
 
@@ -102,3 +102,38 @@ def test_a_plan_of_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="Nothing is left"):
         settle([])
     assert len(settle([(replace(paper("digits"), seed=4), None)])) == 1
+
+
+def test_static_runs_that_routed_ones_start_from_are_added_once() -> None:
+    planned = plan(best("digits"), Grid(arch=("resnet20", "resnet32"), budget=(0.5, 0.7), seed=(0, 1)))
+    chained = from_static(planned)
+    added = [f"{arch}-static-seed{seed}" for arch in ("resnet20", "resnet32") for seed in (0, 1)]
+    assert [run.name for run in chained] == added + [run.name for run in planned]
+    assert [run.config for run in chained[4:]] == [run.config for run in planned]
+    assert [run.after for run in chained] == [None] * 4 + [*added[:2] * 2, *added[2:] * 2]
+    assert [run.config for run in chained[:4]] == [
+        run.config for run in plan(best("digits"), Grid(arch=("resnet20", "resnet32"), method=("static",), seed=(0, 1)))
+    ]
+    assert from_static(chained) == chained
+
+
+def test_static_runs_that_are_there_are_used() -> None:
+    planned = plan(paper("digits"), Grid(method=("static", "vanilla", "codinet"), router=("fc", "rnn"), seed=(3,)))
+    chained = from_static(planned)
+    assert [run.name for run in chained] == [run.name for run in planned]
+    assert [run.after for run in chained] == [None, *["resnet32-static-seed3"] * 4]
+    alone = plan(paper("digits"), Grid(method=("static",)))
+    assert from_static(alone) == alone
+
+
+def test_a_run_is_trained_with_the_one_it_needs_as_start_and_teacher() -> None:
+    static, routed = from_static(plan(demo("digits")))
+    assert static.trained() == static.config
+    extra = routed.trained().extra
+    assert (extra.start, extra.teacher, extra.distill) == (static.name, static.name, 0.5)
+
+
+def test_runs_with_a_start_of_their_own_are_not_given_another() -> None:
+    base = replace(demo("digits"), extra=ExtraConfig(start="elsewhere"))
+    with pytest.raises(UserError, match="have a start or a teacher already"):
+        from_static(plan(base))

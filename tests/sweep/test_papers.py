@@ -1,5 +1,6 @@
 """Every table and figure of the paper: its runs can be made, and are those of the paper's rows."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -9,7 +10,7 @@ from codinet.config import NetworkConfig, from_dict, resolve, to_dict
 from codinet.cost import CostTable, block_costs
 from codinet.errors import UserError
 from codinet.model import create_model
-from codinet.sweep import Grid, Planned
+from codinet.sweep import Grid, Planned, from_static
 from codinet.sweep.common import Common
 from codinet.sweep.methods import method_of
 from codinet.sweep.narrowing import plan_paper
@@ -68,6 +69,22 @@ def test_every_run_resolves_has_its_own_name_and_a_network_that_can_meet_its_bud
             assert (run.config.losses.budget or 1) > always / table.static_macs
         elif run.config.network.routed:
             assert run.config.losses.budget in (0.80, 0.66)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_plan_can_start_from_static_runs(name: str) -> None:
+    runs = from_static(runs_of(name, grid=Grid(seed=(0, 1))))
+    named = {run.name: run for run in runs}
+    assert len(named) == len(runs)
+    for run in runs:
+        if run.config.network.routed:
+            assert run.after is not None
+            static = named[run.after].config
+            assert method_of(static) == "static"
+            assert (static.network.arch, static.seed) == (run.config.network.arch, run.config.seed)
+            assert static.schedule == replace(run.config.schedule, finetune=0)
+        else:
+            assert run.after is None
 
 
 def test_the_headline_as_a_share() -> None:

@@ -6,7 +6,7 @@ from codinet.cli import parse
 from codinet.commands.train import Args, defaults
 from codinet.config import ExtraConfig, RunConfig, ScheduleConfig
 from codinet.presets import PRESETS, demo
-from codinet.sweep import Grid, plan
+from codinet.sweep import Grid, from_static, plan
 from codinet.sweep.narrowing import plan_paper
 from codinet.sweep.words import train_words
 
@@ -47,3 +47,10 @@ def test_aids_to_training_are_passed_on(milestones: tuple[float, ...]) -> None:
 def test_where_and_on_what_to_train_is_passed_on() -> None:
     _, args = read_back(train_words(plan(demo("digits"))[0].config, Path("a b"), data_root=Path("c"), device="cpu"))
     assert (args.out, args.data_root, args.device, args.resume) == (Path("a b"), Path("c"), "cpu", True)
+
+
+def test_the_run_that_another_starts_from_is_named_by_its_place() -> None:
+    static, routed = from_static(plan(demo("digits")))
+    config = routed.trained(Path("a b"))
+    assert read_back(train_words(config, Path("out")))[0] == config
+    assert config.extra.start == config.extra.teacher == f"a b/{static.name}"

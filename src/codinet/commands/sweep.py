@@ -14,7 +14,7 @@ from codinet.data import DATA_ROOT, load
 from codinet.environment import pick_device
 from codinet.errors import UserError, unknown
 from codinet.presets import PRESETS
-from codinet.sweep import Grid, Group, Outcome, Planned, plan, summarise
+from codinet.sweep import Grid, Group, Outcome, Planned, from_static, plan, summarise
 from codinet.sweep import run as carry_out
 from codinet.sweep.common import Common
 from codinet.sweep.folder import is_finished
@@ -32,6 +32,8 @@ class Args:
     common: Common = field(default_factory=Common)
     preset: str = "paper"
     """Recipe of all runs, whose values the other flags replace: paper, best, quick, demo."""
+    from_static: bool = False
+    """Start routed runs from the static run of their network and seed, which teaches them too; add it if need be."""
     out: Path | None = None
     """Folder of the sweep. Default: runs/ and a name made of the source. The same command goes on with it."""
     workers: int = 1
@@ -62,6 +64,8 @@ def run(args: Args) -> None:
     if len(kinds) > 1:
         raise UserError("--device names devices of different kinds, whose runs would not compare; name one kind.")
     planned = _plan(args, gpu=kinds == {"cuda"})
+    if args.from_static:
+        planned = from_static(planned)
     out = args.out or Path("runs") / _name(args.source)
     _require_data(args, out, planned)
     outcome = _carry_out(args, out, planned)

@@ -10,7 +10,7 @@ here knows how training works. `papers` holds the plans of the paper's tables an
 
 from codinet.sweep.fleet import Outcome, run
 from codinet.sweep.front import pareto
-from codinet.sweep.grid import Grid, Planned, plan
+from codinet.sweep.grid import Grid, Planned, from_static, plan
 from codinet.sweep.summary import Group, Result, summarise
 
-__all__ = ["Grid", "Group", "Outcome", "Planned", "Result", "pareto", "plan", "run", "summarise"]
+__all__ = ["Grid", "Group", "Outcome", "Planned", "Result", "from_static", "pareto", "plan", "run", "summarise"]

@@ -1,7 +1,8 @@
 """Worker processes that train a plan's runs, a few at a time, and what became of each.
 
-A run that fails, or whose process dies, leaves the others alone; its reason is kept, and its words lie in
-its `.log`. Whatever ends the sweep ends the workers (see `worker`), and the same call goes on from there.
+A run that needs another one waits for it, while others that are ready go first. A run that fails, or whose
+process dies, leaves those alone that do not need it; its reason is kept, and its words lie in its `.log`.
+Whatever ends the sweep ends the workers (see `worker`), and the same call goes on from there.
 """
 
 import os
@@ -52,7 +53,7 @@ def run(
         raise UserError(f"--workers {workers} would train nothing; use 1 or more.")
 
     def train(run: Planned, device: str | None) -> list[str]:
-        words = train_words(run.config, out / run.name, data_root=data_root, device=device)
+        words = train_words(run.trained(out), out / run.name, data_root=data_root, device=device)
         return [sys.executable, "-m", "codinet.sweep.worker", *words]
 
     with working_in(out), progress or Progress() as told:
@@ -90,6 +91,7 @@ class _Fleet:
         self.slots: list[_Worker | None] = [None] * workers
         self.failures: dict[str, str] = {}
         self.waiting = [run for run in planned if not is_finished(out, run)]
+        self.unfinished = {run.name for run in self.waiting}  # at work, or failed, too
         progress.begin(planned, [run for run in planned if run not in self.waiting])
         for run in self.waiting:
             progress.at(run, epochs_done(out / run.name))
@@ -99,8 +101,8 @@ class _Fleet:
         try:
             while self.waiting or any(self.slots):
                 for place, worker in enumerate(self.slots):
-                    if worker is None and self.waiting:
-                        self._start(place, self.waiting.pop(0))
+                    if worker is None and (run := self._next()):
+                        self._start(place, run)
                     elif worker is not None and worker.process.poll() is not None:
                         self.slots[place] = None
                         self._end(worker)
@@ -110,6 +112,13 @@ class _Fleet:
         finally:
             self._stop()
         return self.failures
+
+    def _next(self) -> Planned | None:
+        """The first run that waits for no other."""
+        ready = next((run for run in self.waiting if run.after not in self.unfinished), None)
+        if ready:
+            self.waiting.remove(ready)
+        return ready
 
     def _start(self, place: int, run: Planned) -> None:
         words = self.command(run, self.devices[place % len(self.devices)])
@@ -143,6 +152,7 @@ class _Fleet:
         assert worker.process.stdin is not None
         worker.process.stdin.close()
         if worker.process.returncode == 0 and is_finished(self.out, worker.run):
+            self.unfinished.remove(worker.run.name)
             self.progress.finished(worker.run)
             return
         with worker.log.open("rb") as file:
@@ -153,6 +163,9 @@ class _Fleet:
     def _fail(self, run: Planned, why: str) -> None:
         self.failures[run.name] = why
         self.progress.failed(run, why)
+        for other in [other for other in self.waiting if other.after == run.name]:
+            self.waiting.remove(other)
+            self._fail(other, f"it starts from {run.name}, which failed")
 
     def _stop(self) -> None:
         """End the workers that are left, first by the way they expect."""

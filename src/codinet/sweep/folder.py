@@ -6,11 +6,12 @@ One process at a time works in it, and one plan is ever carried out in it.
 import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from codinet import files
-from codinet.config import to_dict
+from codinet.config import RunConfig, to_dict
 from codinet.errors import UserError
 from codinet.runs import RunFolder
 from codinet.sweep.grid import Planned
@@ -37,12 +38,13 @@ def working_in(out: Path) -> Iterator[None]:
 
 def keep_plan(out: Path, planned: Sequence[Planned]) -> None:
     """Write the plan, or see that the one that is there is the same."""
-    runs = [{"name": run.name, "config": to_dict(run.config)} for run in planned]
+    runs = [{"name": run.name, "config": to_dict(run.trained())} for run in planned]
     if (out / PLAN).exists():
         _compare(out, runs)
         return
-    if any(entry.name != LOCK for entry in out.iterdir()):
+    if any(entry.name != LOCK and not entry.match(f".{PLAN}.*.tmp") for entry in out.iterdir()):
         raise UserError(f"{out} is not empty and holds no sweep; choose another --out.")
+    files.sweep(out)  # a plan that a kill left half-written
     files.write_json(out / PLAN, {"format": FORMAT, "runs": runs})
 
 
@@ -52,7 +54,15 @@ def is_finished(out: Path, run: Planned) -> bool:
         folder = RunFolder.open(out / run.name)
     except UserError:
         return False
-    return folder.finished and folder.config == run.config
+    config = folder.config if run.after is None else _by_name(folder.config)
+    return folder.finished and config == run.trained()
+
+
+def _by_name(config: RunConfig) -> RunConfig:
+    """A trained config as a plan has it: the names of other runs, for the sweep's folder may have been moved."""
+    start, teacher = (path and Path(path).name for path in (config.extra.start, config.extra.teacher))
+    extra = replace(config.extra, start=start, start_sha256=None, teacher=teacher, teacher_sha256=None)
+    return replace(config, extra=extra)
 
 
 def log_of(out: Path, run: Planned) -> Path:
@@ -62,27 +72,29 @@ def log_of(out: Path, run: Planned) -> Path:
 def _compare(out: Path, runs: list[dict[str, Any]]) -> None:
     content = files.read_json(out / PLAN)
     try:
-        before = {run["name"]: run["config"] for run in content["runs"]}
+        before = {run["name"]: _flat(run["config"]) for run in content["runs"]}
         if content["format"] != FORMAT:
             raise files.DamagedError(f"{out / PLAN} was written by another version of codinet; choose another --out.")
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise files.DamagedError(f"{out / PLAN} is not a sweep's plan ({error!r}); choose another --out.") from error
-    now = {run["name"]: run["config"] for run in runs}
+    now = {run["name"]: _flat(run["config"]) for run in runs}
     difference = _difference(before, now)
     if difference:
         raise UserError(f"{out} holds another sweep ({difference}); repeat its flags or choose another --out.")
 
 
-def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+def _difference(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> str | None:
+    chained, to_be_chained = (any(config.get("start") for config in runs.values()) for runs in (before, now))
+    if chained != to_be_chained:
+        return f"it was begun {'with' if chained else 'without'} --from-static"
     for names, verb in ((before.keys() - now.keys(), "has"), (now.keys() - before.keys(), "lacks")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             return f"it {verb} {min(names)}{more}"
     for name, config in now.items():
-        ours, theirs = _flat(config), _flat(before[name])
-        for key, value in ours.items():
-            if theirs.get(key) != value:
-                return f"{key} was {theirs.get(key)}, now {value}"
+        for key, value in config.items():
+            if before[name].get(key) != value:
+                return f"{key} was {before[name].get(key)}, now {value}"
     return None
 
 

@@ -1,12 +1,14 @@
 """From axes to runs: every combination of the values asked for, each once, each with a name of its own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 from codinet.config import RunConfig, resolve
 from codinet.errors import UserError, unknown
+from codinet.presets import as_static
 from codinet.report.published import Published
 from codinet.sweep.methods import METHODS, canonical
 from codinet.sweep.naming import names_of
@@ -48,6 +50,14 @@ class Planned:
     group: str  # the name without the seed
     config: RunConfig  # resolved
     paper: Published | None = None  # the row of the paper that it should come to
+    after: str | None = None  # name of the run of the plan that it starts from and is taught by
+
+    def trained(self, out: Path = Path()) -> RunConfig:
+        """The config that is trained in a sweep's folder; without the folder, other runs stand there by name."""
+        if self.after is None:
+            return self.config
+        source = str(out / self.after)
+        return resolve(replace(self.config, extra=replace(self.config.extra, start=source, teacher=source)))
 
 
 def plan(base: RunConfig, grid: Grid | None = None, *, gpu: bool = False) -> list[Planned]:
@@ -83,10 +93,28 @@ def settle(
             found.setdefault(canonical(resolve(replace(row, seed=seed), gpu=gpu)), paper)
     if not found:
         raise UserError("Nothing is left to train; give fewer restrictions.")
-    groups = names_of(list(found))
+    return _named(found)
+
+
+def from_static(planned: Sequence[Planned]) -> list[Planned]:
+    """The plan with every routed run after the static run of its network, seed and recipe.
+
+    Static runs that the plan lacks are put before all others, for much waits for them.
+    """
+    if any(run.config.extra.start or run.config.extra.teacher for run in planned):
+        raise UserError("These runs have a start or a teacher already; leave it out to start them from static runs.")
+    static = {run.name: canonical(as_static(run.config)) for run in planned if run.config.network.routed}
+    there = {run.config for run in planned}
+    added = _named({config: None for config in static.values() if config not in there})
+    name_of = {run.config: run.name for run in (*added, *planned)}
+    return [*added, *(replace(run, after=name_of[static[run.name]]) if run.name in static else run for run in planned)]
+
+
+def _named(configs: Mapping[RunConfig, Published | None]) -> list[Planned]:
+    groups = names_of(list(configs))
     return [
         Planned(f"{group}-seed{config.seed}", group, config, paper)
-        for group, (config, paper) in zip(groups, found.items(), strict=True)
+        for group, (config, paper) in zip(groups, configs.items(), strict=True)
     ]
 
 

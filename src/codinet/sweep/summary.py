@@ -54,7 +54,7 @@ def read_result(out: Path, run: Planned) -> Result:
     figures = folder.load_evaluation()
     if not isinstance(figures, dict) or any(not isinstance(figures.get(key), int | float) for key in FIGURES):
         raise files.DamagedError(f"{folder.path / 'evaluation.json'} holds no evaluation; restore it or train again.")
-    return Result(run.name, run.group, run.config, figures, folder.environment, run.paper)
+    return Result(run.name, run.group, run.trained(), figures, folder.environment, run.paper)
 
 
 def spread_of(values: Sequence[float]) -> Spread:
