@@ -468,7 +468,8 @@ def test_kernels_that_fail_are_told_and_left_out_alone(
     monkeypatch.setattr(accelerate, "fused", fail)
     monkeypatch.setattr(accelerate, "compiled", compile)
     loop.train(tmp_path / "run", small_run, few, device=CPU, compile=True, amp=True, kernels=True, reporter=listener)
-    assert listener.warnings == ["The fused kernels failed (too large for this chip); going on without."]
+    said = [warning for warning in listener.warnings if warning != loop.COLLAPSE]  # which so short a run may do
+    assert said == ["The fused kernels failed (too large for this chip); going on without."]
     assert compiled
 
 
