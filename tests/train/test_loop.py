@@ -17,7 +17,7 @@ from codinet.errors import UserError
 from codinet.evaluate import Evaluation, evaluate
 from codinet.presets import as_static, demo
 from codinet.runs import DataBrief, RunFolder, build_model
-from codinet.train import accelerate, checkpoint, loop
+from codinet.train import accelerate, checkpoint, judging, loop
 from codinet.train.reporting import Reporter
 from codinet.train.step import Speed
 
@@ -399,7 +399,7 @@ def test_the_test_set_can_be_left_alone_until_the_end(
         seen.append(found.n)
         return found
 
-    monkeypatch.setattr(loop, "evaluate", listen)
+    monkeypatch.setattr(judging, "evaluate", listen)
     listener = train(tmp_path / "run", replace(small_run, data=replace(small_run.data, watch="train")), few)
     assert {(row["watched"], row["n"]) for row in listener.rows} == {("train", 64)}
     assert seen.count(40) == 1

@@ -5,9 +5,8 @@ get the same figures, so that they hold the same network and take the same turns
 writes the run folder and reports.
 """
 
-import math
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,34 +15,32 @@ import torch
 
 from codinet import files
 from codinet.config import RunConfig
-from codinet.cost import CostTable, block_costs
+from codinet.cost import block_costs
 from codinet.data.dataset import Dataset
 from codinet.data.placing import Loader
 from codinet.data.resident import epoch_order
 from codinet.data.stream import lost_workers
 from codinet.environment import describe, is_out_of_memory
-from codinet.errors import UserError, first_line
-from codinet.evaluate import Evaluation, evaluate, summarise
+from codinet.errors import UserError
+from codinet.evaluate import Evaluation
 from codinet.kernels import available
-from codinet.model import RoutedNetwork
-from codinet.records import PathTable
-from codinet.relaxation import hard
 from codinet.runs import DataBrief, RunFolder, build_model
-from codinet.train import accelerate, checkpoint
-from codinet.train.budget import BudgetController, find_threshold
+from codinet.train import checkpoint
+from codinet.train.budget import BudgetController
+from codinet.train.building import Builder, Means
 from codinet.train.checkpoint import Checkpoint, Position
 from codinet.train.distillation import Teacher
 from codinet.train.distributed import World, seed_apart
 from codinet.train.folder import open_folder
+from codinet.train.judging import Judge
 from codinet.train.reporting import Reporter
 from codinet.train.sources import begin_from, read_sources
-from codinet.train.splits import Placed, split_data
+from codinet.train.splits import split_data
 from codinet.train.stages import Stage, stages_of
 from codinet.train.step import Speed, Step
 
 SAVE_SECONDS = 300  # within long epochs, a checkpoint at least this often
 ASK_EVERY = 16  # steps after which several processes ask the first one whether it is time for that
-TOLERANCE = 0.004  # gap between cost and budget, on calibration images, that is left as it is
 
 
 def train(
@@ -89,17 +86,6 @@ def train(
             raise
 
 
-@dataclass(frozen=True)
-class Means:
-    """How a training is carried out, as against what is trained; see `train`."""
-
-    compile: bool
-    amp: bool
-    kernels: bool
-    sync_bn: bool
-    loader: Loader
-
-
 class _Training:
     def __init__(
         self,
@@ -116,10 +102,10 @@ class _Training:
         self.sources = world.lead(lambda: read_sources(config, out, resume=resume))
         self.config = config = self.sources.note(config)
         self.dataset, self.device, self.reporter = dataset, device, reporter
-        self.world, self.loader, self.compile, self.amp = world, means.loader, means.compile, means.amp
-        self.kernels = means.kernels and means.amp and available(device)
-        self.sync_bn = means.sync_bn and world.size > 1
-        self.stages = stages_of(config)
+        able = means.kernels and means.amp and available(device)
+        self.means = replace(means, kernels=able, sync_bn=means.sync_bn and world.size > 1)
+        self.world, self.stages = world, stages_of(config)
+        self.builder = Builder(self._make_step, self.means, device, world, reporter.warn)
         brief = world.each(self._set_up)
         here = {} if world.size == 1 else {"processes": world.size}
         # Last, so that settings that cannot work leave no folder in the way of the next try.
@@ -127,7 +113,7 @@ class _Training:
         world.each(lambda: self._require_same_data(brief))
 
     def _set_up(self) -> DataBrief:
-        self.splits = split_data(self.config, self.dataset, self.device, self.world, self.loader)
+        self.splits = split_data(self.config, self.dataset, self.device, self.world, self.means.loader)
         brief = DataBrief.of(self.dataset)
         torch.manual_seed(self.config.seed)
         self.model = build_model(self.config.network, brief).to(self.device)
@@ -137,8 +123,9 @@ class _Training:
         self.misfits = begin_from(start, self.model) if start else []
         self.teacher = Teacher(teacher.build(), teacher.data, self.dataset, self.device) if teacher else None
         self.table = block_costs(self.model, self.dataset.image_shape)
+        self.judge = Judge(self.table, self.device, self.world)
         self.controller = self._controller()
-        if self.sync_bn:
+        if self.means.sync_bn:
             if self.device.type != "cuda":
                 raise UserError(f"--sync-bn needs GPUs, and this training is on {self.device.type}; leave it out.")
             self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
@@ -169,7 +156,7 @@ class _Training:
         if self.world.lead(lambda: self.folder.finished):
             self.reporter.warn(f"{self.folder.path} is finished already; here is what it reached.")
             self.model.load_state_dict(self.world.lead(lambda: self.folder.load_model().state_dict()))
-            return self.folder, self._evaluate(self.model, self.splits.test)
+            return self.folder, self.judge.evaluate(self.model, self.splits.test)
         found = self.world.lead(self._find_start)
         start = found.position
         if found.tensors:
@@ -188,7 +175,7 @@ class _Training:
             )
         for number in range(start.stage, len(self.stages)):
             self._run_stage(number, found if number == start.stage else Checkpoint(Position(rows=self.rows)))
-        evaluation = self._evaluate(self.model, self.splits.test)
+        evaluation = self.judge.evaluate(self.model, self.splits.test)
         self.world.lead(lambda: self.folder.save_results(self.model, evaluation))
         return self.folder, evaluation
 
@@ -217,7 +204,7 @@ class _Training:
 
     def _run_stage(self, number: int, start: Checkpoint) -> None:
         stage = self.stages[number]
-        step, go = self._build_step(stage)
+        step, go = self.builder.build(stage)
         if start.tensors:
             checkpoint.restore_step(start, step, seed=self.config.seed)
         elif number == 0 and self.sources.start.source:
@@ -233,8 +220,9 @@ class _Training:
             self.world.each(partial(self._stop_if_not_finite, stage, epoch, step))
             if step.average and epoch + 1 == stage.epochs:
                 step.average.adopt()
-            if not stage.train_routers or epoch + 1 == stage.epochs:
-                self._calibrate(step.judged)
+            if self.controller and (not stage.train_routers or epoch + 1 == stage.epochs):
+                budget, data = self.controller.budget, self.splits.calibration
+                self.judge.calibrate(step.judged, self.model, data, budget)
             self._log(stage, epoch, step)
             step.sums.zero_()
             after = Position(number, epoch + 1, 0, self.rows)
@@ -242,32 +230,7 @@ class _Training:
                 after = Position(number + 1, 0, 0, self.rows)
             self._save(after, step)
 
-    def _build_step(self, stage: Stage) -> tuple[Step, Any]:
-        while self.compile:
-            fast, reason = self._build_fast_step(stage)
-            reasons = [each for each in self.world.gather(reason) if each is not None]
-            if fast and not reasons:
-                return fast
-            del fast  # two steps of one network must not both act on its gradients
-            what = "The fused kernels" if self.kernels else "Compiling or capturing the step"
-            self.reporter.warn(f"{what} failed ({reasons[0]}); going on without.")
-            self.kernels, self.compile = False, self.kernels
-        step = self._plain_step(stage, Speed())
-        return step, step
-
-    def _build_fast_step(self, stage: Stage) -> tuple[tuple[Step, Any] | None, str | None]:
-        """The step compiled and captured, or why that failed."""
-        try:
-            # What is compiled cannot hold the exchange of BatchNorm's statistics.
-            speed = Speed() if self.sync_bn else accelerate.fused() if self.kernels else accelerate.compiled()
-            step = self._plain_step(stage, speed)
-            return (step, accelerate.capture(step) if self.device.type == "cuda" else step), None
-        except UserError:
-            raise
-        except Exception as error:  # whatever a compiler may raise: training does not depend on it
-            return None, first_line(error)
-
-    def _plain_step(self, stage: Stage, speed: Speed) -> Step:
+    def _make_step(self, stage: Stage, speed: Speed) -> Step:
         assert self.config.schedule.batch is not None
         return Step(
             self.model,
@@ -278,7 +241,7 @@ class _Training:
             self.controller,
             pad=self.dataset.pad,
             flip=self.dataset.flip,
-            amp=self.amp,
+            amp=self.means.amp,
             speed=speed,
             world=self.world,
             teacher=self.teacher,
@@ -320,40 +283,9 @@ class _Training:
                 "start again with a lower --lr and another --out."
             )
 
-    def _calibrate(self, judged: RoutedNetwork) -> None:
-        """Shift the routers so that plain images in evaluation mode cost the budget.
-
-        Where the network that is judged is an average of the one that is trained, both are shifted alike: else the
-        average would drift back to where it was.
-        """
-        budget = self.config.losses.budget
-        if self.controller is None or budget is None or self.model.routers is None:
-            return
-
-        def cost_at(threshold: float) -> float:
-            return self._evaluate(partial(judged, decide=partial(hard, threshold=threshold)), None).cost_share
-
-        was_training = judged.training
-        judged.eval()
-        if abs(cost_at(0.5) - budget) > TOLERANCE:
-            threshold = find_threshold(cost_at, budget)
-            for network in {self.model, judged}:
-                assert network.routers is not None
-                network.routers.shift(-math.log(threshold / (1 - threshold)))
-        judged.train(was_training)
-
-    def _evaluate(self, model: Any, data: Placed | None) -> Evaluation:
-        data = self.splits.calibration if data is None else data  # not `or`, for a share may be empty
-        size = 1000 if self.device.type == "cuda" else 250
-        if self.world.size == 1:
-            return evaluate(model, data.batches(size), self.table)
-        # Of few images, a process may have none.
-        mine = self.world.each(lambda: evaluate(model, data.batches(size), self.table) if len(data) else None)
-        return join([part for part in self.world.gather(mine) if part is not None], self.table)
-
     def _log(self, stage: Stage, epoch: int, step: Step) -> None:
         means = step.means()
-        held = self._evaluate(step.judged, self.splits.watched)
+        held = self.judge.evaluate(step.judged, self.splits.watched)
         row: dict[str, Any] = {"stage": stage.name, "epoch": epoch + 1, "watched": self._watched, **means}
         row |= {"train_accuracy": 100 * means["accuracy"], "train_cost_share": means["cost_share"]}
         row |= held.summary()
@@ -379,10 +311,3 @@ COLLAPSE = (
     "the routing has collapsed: every image takes the same path, so this is a static network of fewer blocks. "
     "Raise --beta or --m-d, keep --paths noise-free, train longer, or ask for a budget between 0.3 and 0.9."
 )
-
-
-def join(parts: list[Evaluation], table: CostTable) -> Evaluation:
-    """The evaluation of all images, of evaluations of some each."""
-    paths = PathTable(*(torch.cat(column) for column in zip(*(part.paths for part in parts), strict=True)))
-    loss = sum(part.loss * part.n for part in parts) / len(paths.label_T)
-    return summarise(paths, table, loss=loss)

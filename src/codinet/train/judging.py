@@ -1,0 +1,65 @@
+"""Judging a network while it trains: on the images of a split, and against its budget.
+
+Of several processes each evaluates its share of the images, and all get the same figures.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from codinet.cost import CostTable
+from codinet.evaluate import Evaluation, evaluate, summarise
+from codinet.model import RoutedNetwork
+from codinet.records import PathTable
+from codinet.relaxation import hard
+from codinet.train.budget import find_threshold
+from codinet.train.distributed import World
+from codinet.train.splits import Placed
+
+TOLERANCE = 0.004  # gap between cost and budget, on calibration images, that is left as it is
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What it takes to judge."""
+
+    table: CostTable
+    device: torch.device
+    world: World
+
+    def evaluate(self, model: Any, data: Placed) -> Evaluation:
+        size = 1000 if self.device.type == "cuda" else 250
+        if self.world.size == 1:
+            return evaluate(model, data.batches(size), self.table)
+        # Of few images, a process may have none.
+        mine = self.world.each(lambda: evaluate(model, data.batches(size), self.table) if len(data) else None)
+        return join([part for part in self.world.gather(mine) if part is not None], self.table)
+
+    def calibrate(self, judged: RoutedNetwork, trained: RoutedNetwork, data: Placed, budget: float) -> None:
+        """Shift the routers so that plain images in evaluation mode cost the budget.
+
+        Where the network that is judged is an average of the one that is trained, both are shifted alike: else the
+        average would drift back to where it was.
+        """
+
+        def cost_at(threshold: float) -> float:
+            return self.evaluate(partial(judged, decide=partial(hard, threshold=threshold)), data).cost_share
+
+        was_training = judged.training
+        judged.eval()
+        if abs(cost_at(0.5) - budget) > TOLERANCE:
+            threshold = find_threshold(cost_at, budget)
+            for network in {trained, judged}:
+                assert network.routers is not None
+                network.routers.shift(-math.log(threshold / (1 - threshold)))
+        judged.train(was_training)
+
+
+def join(parts: list[Evaluation], table: CostTable) -> Evaluation:
+    """The evaluation of all images, of evaluations of some each."""
+    paths = PathTable(*(torch.cat(column) for column in zip(*(part.paths for part in parts), strict=True)))
+    loss = sum(part.loss * part.n for part in parts) / len(paths.label_T)
+    return summarise(paths, table, loss=loss)
