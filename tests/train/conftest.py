@@ -17,12 +17,19 @@ from codinet.cost import block_costs
 from codinet.data.resident import Resident
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
+from codinet.train import loop
 from codinet.train.budget import BudgetController
 from codinet.train.distillation import Teacher
 from codinet.train.stages import stages_of
 from codinet.train.step import Step
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _a_checkpoint_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short it was, so that there is something to go on from."""
+    monkeypatch.setattr(loop, "PAUSE_SECONDS", -1)
 
 
 class TwoBlocks(RoutedNetwork):

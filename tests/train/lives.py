@@ -49,6 +49,7 @@ def live(words: list[str], fate: Fate, stderr: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(stderr, 2)
     torch.set_num_threads(1)
+    loop.PAUSE_SECONDS = -1
     loop.SAVE_SECONDS = fate.get("save_seconds", loop.SAVE_SECONDS)
     loop.ASK_EVERY = fate.get("ask_every", loop.ASK_EVERY)
     if "disk" in fate:

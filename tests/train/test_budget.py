@@ -95,6 +95,19 @@ def test_between_the_steps_of_a_staircase_the_nearer_one_is_taken() -> None:
     assert cost(find_threshold(cost, 0.0)) == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize(("logit", "most"), [(0.1, 7), (-0.6, 7), (3.0, 10)])
+def test_a_near_threshold_takes_few_looks(logit: float, most: int) -> None:
+    looks: list[float] = []
+
+    def cost(threshold: float) -> float:
+        looks.append(threshold)
+        return 0.6 - (math.log(threshold / (1 - threshold)) - logit) / 20
+
+    found = find_threshold(cost, 0.6)
+    assert abs(math.log(found / (1 - found)) - logit) < 0.01
+    assert len(looks) <= most
+
+
 def test_where_no_threshold_matters_the_plain_one_stays() -> None:
     assert find_threshold(lambda p: 0.7, 0.5) == 0.5
 

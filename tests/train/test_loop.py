@@ -115,6 +115,28 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     assert_same_run(tmp_path / "run", whole)
 
 
+def test_short_epochs_share_a_checkpoint(
+    tmp_path: Path,
+    small_run: RunConfig,
+    few: Dataset,
+    whole: Path,
+    assert_same_run: SameRun,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "PAUSE_SECONDS", 1000)
+    saved: list[checkpoint.Position] = []
+    save = checkpoint.save
+
+    def note(folder: Path, position: checkpoint.Position, *rest: Any) -> None:
+        saved.append(position)
+        save(folder, position, *rest)
+
+    monkeypatch.setattr(checkpoint, "save", note)
+    train(tmp_path / "run", small_run, few)
+    assert [(position.stage, position.epoch) for position in saved] == [(1, 0), (2, 0)]  # a stage's end is kept
+    assert_same_run(tmp_path / "run", whole)
+
+
 @pytest.mark.parametrize("steps", [2, 7, 11])
 def test_a_checkpoint_within_an_epoch_goes_on_to_the_same_end(
     tmp_path: Path,

@@ -18,6 +18,9 @@ PROPORTIONAL = 0.2  # γ for each unit of gap
 LIMIT = 0.2  # γ stays within ± this
 SMOOTHING = 0.1  # weight of the newest batch in the running cost
 
+CLOSE = 5e-4  # to the budget, where a search for a threshold may end
+FAR = 8.0  # logits beyond which a threshold is not looked for
+
 
 class BudgetController:
     """γ as a function of the gap between cost and target."""
@@ -47,23 +50,23 @@ class BudgetController:
         return {"target": self.target, "cost": self.cost, "integral": self.integral}
 
 
-def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: int = 12) -> float:
+def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: int = 14) -> float:
     """The run threshold whose cost is nearest to the budget; a higher threshold runs fewer blocks."""
-    tried = {0.5: cost_at(0.5)}
-    low, high = -8.0, 8.0  # as logits
-    middle = 0.0
+    tried = {0.0: cost_at(0.5)}  # by logits
+    way = 1 if tried[0.0] > budget else -1
+    # It is mostly near: steps that double pass it, and halves between the last two find it.
+    short, beyond, stride, at = 0.0, None, 0.25, 0.0
     for _ in range(steps):
-        threshold = _sigmoid(middle)
-        if threshold not in tried:
-            tried[threshold] = cost_at(threshold)
-        if abs(tried[threshold] - budget) < 5e-4:
+        if abs(tried[at] - budget) < CLOSE or (beyond is None and abs(short) >= FAR):
             break
-        if tried[threshold] > budget:
-            low = middle
+        at = way * min(abs(short) + stride, FAR) if beyond is None else (short + beyond) / 2
+        stride *= 2
+        tried[at] = cost_at(_sigmoid(at))
+        if (tried[at] > budget) == (way > 0):
+            short = at
         else:
-            high = middle
-        middle = (low + high) / 2
-    return min(tried, key=lambda threshold: abs(tried[threshold] - budget))
+            beyond = at
+    return _sigmoid(min(tried, key=lambda logit: (abs(tried[logit] - budget), abs(logit))))
 
 
 def _sigmoid(x: float) -> float:

@@ -40,6 +40,7 @@ from codinet.train.stages import Stage, stages_of
 from codinet.train.step import Speed, Step
 
 SAVE_SECONDS = 300  # within long epochs, a checkpoint at least this often
+PAUSE_SECONDS = 5  # after short epochs, none until the last one is this old
 ASK_EVERY = 16  # steps after which several processes ask the first one whether it is time for that
 
 
@@ -225,10 +226,10 @@ class _Training:
                 self.judge.calibrate(step.judged, self.model, data, budget)
             self._log(stage, epoch, step)
             step.sums.zero_()
-            after = Position(number, epoch + 1, 0, self.rows)
             if epoch + 1 == stage.epochs:
-                after = Position(number + 1, 0, 0, self.rows)
-            self._save(after, step)
+                self._save(Position(number + 1, 0, 0, self.rows), step)
+            elif self._saved_before(PAUSE_SECONDS):
+                self._save(Position(number, epoch + 1, 0, self.rows), step)
 
     def _make_step(self, stage: Stage, speed: Speed) -> Step:
         assert self.config.schedule.batch is not None
@@ -265,7 +266,11 @@ class _Training:
     def _is_time_to_save(self, steps: int) -> bool:
         if not self.world.alone and steps % ASK_EVERY:
             return False  # clocks differ, so the first process decides; to ask it waits, so not after every step
-        return self.world.lead(lambda: time.monotonic() - self.saved_at > SAVE_SECONDS)
+        return self._saved_before(SAVE_SECONDS)
+
+    def _saved_before(self, seconds: float) -> bool:
+        """Whether the last checkpoint is older than that, by the clock of the first process."""
+        return self.world.lead(lambda: time.monotonic() - self.saved_at > seconds)
 
     def _stop_if_not_finite(self, stage: Stage, epoch: int, step: Step) -> None:
         bad = step.first_bad()
