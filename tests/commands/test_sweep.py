@@ -54,7 +54,7 @@ def test_a_killed_sweep_goes_on_and_reports_what_failed(tmp_path: Path, digits_n
     with subprocess.Popen(
         [sys.executable, "-m", "codinet", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as first:
-        wait_for(lambda: any(out.glob("*/checkpoints/*.safetensors")) or first.poll() is not None)
+        wait_for(lambda: any(out.glob("*/metrics.jsonl")) or first.poll() is not None)
         os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: not of_folder(out), 20)  # the workers go with it
     assert not (out / "results.json").exists()
@@ -70,7 +70,7 @@ def test_a_killed_sweep_goes_on_and_reports_what_failed(tmp_path: Path, digits_n
     assert all(RunFolder.open(out / name).finished for name in names)
     assert content["runs"][0]["environment"]["commit"] == "tests"
     assert content["failures"][0]["name"] == "resnet20-codinet-budget0.001-seed0"
-    assert "Resuming" in "".join(file.read_text() for file in out.glob("*.log"))
+    assert any(file.read_text().count("$ ") == 2 for file in out.glob("*.log"))  # begun, and gone on with
     assert "(3 of 3)" in said.err
     sentence = said.err.splitlines()[-1]
     assert sentence.startswith(
@@ -93,7 +93,6 @@ def test_routed_runs_start_from_static_ones_through_a_kill_and_a_move(
     flags = ["--arch", "resnet20", "--budget", "0.6", *schedule, "--from-static", "--device", "cpu", "--no-plot"]
     words = [sys.executable, "-m", "codinet", "sweep", str(digits_npz), "--out", str(out), *flags]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
-        # With the second epoch noted, the first is kept.
         wait_for(lambda: epochs_done(out / routed) > 1 or first.poll() is not None)
         os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: not of_folder(out), 20)
