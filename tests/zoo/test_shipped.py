@@ -12,8 +12,8 @@ from codinet.data.catalogue import list_known
 from codinet.runs import measure
 from codinet.zoo.add import BATCH, LIMIT
 from codinet.zoo.open_run import open_entry
+from codinet.zoo.same_images import same_data
 from codinet.zoo.shelf import PACKAGED, cards
-from codinet.zoo.unpack import same_data
 
 SHIPPED = [pytest.param(card, id=card.name) for card in cards(PACKAGED)]
 

@@ -35,7 +35,7 @@ def test_nothing_is_written_over(zoo: Path, tmp_path: Path) -> None:
 
 def test_other_data_is_refused(zoo: Path, tmp_path: Path) -> None:
     entry = open_entry(find(NAME))
-    entry = replace(entry, data=replace(entry.data, sha256="0" * 64))
-    with pytest.raises(UserError, match=f"zoo:{NAME} was trained on other data than digits holds"):
+    entry = replace(entry, card=replace(entry.card, content={**entry.card.content, "test_sha256": "0" * 64}))
+    with pytest.raises(UserError, match=f"zoo:{NAME} was tested on other images than digits holds"):
         unpack(entry, tmp_path / "run", Path(), CPU)
     assert not (tmp_path / "run").exists()

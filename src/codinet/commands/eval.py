@@ -14,7 +14,7 @@ from codinet.errors import UserError
 from codinet.runs import measure
 from codinet.zoo.card import Card
 from codinet.zoo.open_run import ZooRun, open_run
-from codinet.zoo.unpack import same_data
+from codinet.zoo.same_images import same_data
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from codinet.evaluate import Evaluation
 from codinet.runs import DataBrief, RunFolder, measure
 from codinet.zoo.card import FIGURES, FORMAT, Card
 from codinet.zoo.open_run import widened
+from codinet.zoo.same_images import digest_of
 from codinet.zoo.shelf import NAME, zoo_folder
 
 LIMIT = 25 * 10**6  # bytes of weights that a package may bring along
@@ -46,7 +47,8 @@ def add(
     file = folder / f"{name}.safetensors"
     _check_room(folder, file, halved)
     files.save_tensors(file, halved, about=dataclasses.asdict(model.config))
-    card = _card(run, name, as_trained, evaluation, block_costs(model, run.data.image_shape), device, file)
+    table, tested = block_costs(model, run.data.image_shape), digest_of(dataset.test)
+    card = _card(run, name, as_trained, evaluation, table, tested, device, file)
     files.write_json(file.with_suffix(".json"), card.content)
     return card
 
@@ -107,6 +109,7 @@ def _card(
     as_trained: dict[str, float],
     evaluation: Evaluation,
     table: CostTable,
+    tested: str,
     device: torch.device,
     file: Path,
 ) -> Card:
@@ -117,6 +120,7 @@ def _card(
         "name": name,
         "data": run.config.source,
         "data_sha256": data.sha256,
+        "test_sha256": tested,
         "arch": network.arch,
         "routed": network.routed,
         "router": network.router,

@@ -35,7 +35,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "format": (int,),
     "name": (str,),
     "data": (str,),
-    "data_sha256": (str,),
+    "data_sha256": (str,),  # of what the run was trained and tested on, as it lay there
+    "test_sha256": (str,),  # of its test images, in any order
     "arch": (str,),
     "routed": (bool,),
     "router": (str,),

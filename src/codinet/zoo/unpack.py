@@ -1,15 +1,16 @@
 """A network of the zoo as a run folder of one's own, for what needs a path table and a place to write."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from codinet import files
-from codinet.data import Dataset
 from codinet.errors import UserError
 from codinet.runs import DataBrief, RunFolder, measure
 from codinet.zoo.add import BATCH
 from codinet.zoo.open_run import ZooRun
+from codinet.zoo.same_images import same_data
 
 
 def unpack(entry: ZooRun, out: Path, data_root: Path, device: torch.device) -> RunFolder:
@@ -19,16 +20,9 @@ def unpack(entry: ZooRun, out: Path, data_root: Path, device: torch.device) -> R
     dataset = same_data(entry, data_root)
     model = entry.load_model(device)
     evaluation = measure(model, dataset, device, batch=BATCH)
-    folder = RunFolder.create(out, entry.config, entry.data, entry.environment)
+    here = replace(entry.data, sha256=DataBrief.of(dataset).sha256)  # in the order that the paths are in
+    folder = RunFolder.create(out, entry.config, here, entry.environment)
     folder.save_results(model, evaluation)
     # What counts is the time of the training, not of the unpacking.
     files.write_json(out / "timing.json", {"seconds": entry.card["wall_s"]})
     return folder
-
-
-def same_data(entry: ZooRun, data_root: Path) -> Dataset:
-    """The data set that the card's figures are of."""
-    dataset = entry.load_dataset(data_root)
-    if DataBrief.of(dataset).sha256 != entry.data.sha256:
-        raise UserError(f"{entry.path} was trained on other data than {dataset.name} holds; point --data-root to it.")
-    return dataset

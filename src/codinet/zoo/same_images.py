@@ -1,0 +1,31 @@
+"""The test images that a card's figures are of, in whatever order they lie.
+
+What a network of the zoo was trained on matters to nobody who measures it, and copies of a data set differ in their
+order; so a card tells its test images by a digest of the set of them.
+"""
+
+import hashlib
+from pathlib import Path
+
+from codinet.data import Dataset, Split
+from codinet.errors import UserError
+from codinet.zoo.open_run import ZooRun
+
+
+def digest_of(split: Split) -> str:
+    """The same for the same labelled images in any order."""
+    labels = split.labels_N.tolist()
+    each = (
+        hashlib.sha256(f"{labels[k]} ".encode() + split.images_NCHW[k].numpy().tobytes()) for k in range(len(split))
+    )
+    return hashlib.sha256(b"".join(sorted(one.digest() for one in each))).hexdigest()
+
+
+def same_data(entry: ZooRun, data_root: Path) -> Dataset:
+    """The data set, if the card's figures are of its test images."""
+    dataset = entry.load_dataset(data_root)
+    if digest_of(dataset.test) != entry.card["test_sha256"]:
+        raise UserError(
+            f"{entry.path} was tested on other images than {dataset.name} holds; point --data-root to them."
+        )
+    return dataset
