@@ -11,6 +11,8 @@ from codinet.cost import block_costs
 from codinet.data.resident import Resident
 from codinet.evaluate import evaluate
 from codinet.model import RoutedNetwork, create_model
+from codinet.relaxation import hard
+from codinet.train import judging
 from codinet.train.distributed import World
 from codinet.train.judging import Judge, join
 
@@ -54,6 +56,23 @@ def test_both_networks_are_shifted_until_the_judged_one_costs_its_budget(
     assert judge.evaluate(judged.eval(), images).cost_share == pytest.approx(budget, abs=0.02)
     for one, other in zip(judged.parameters(), trained.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_no_threshold_is_looked_at_twice(
+    model: RoutedNetwork, images: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    usual = hard
+
+    def look(scores_B2: torch.Tensor, *, threshold: float) -> torch.Tensor:
+        looks.append(threshold)
+        return usual(scores_B2, threshold=threshold)
+
+    monkeypatch.setattr(judging, "hard", look)
+    judged = copy.deepcopy(model)
+    Judge(block_costs(model, (3, 8, 8)), CPU, World()).calibrate(judged, judged, images, 0.3)
+    assert len(set(looks)) > 1
+    assert len(looks) == len(set(looks)) * len(model.blocks)  # of one batch: once for each block
 
 
 def test_a_budget_that_is_met_moves_nothing(model: RoutedNetwork, images: Resident) -> None:

@@ -5,7 +5,7 @@ Of several processes each evaluates its share of the images, and all get the sam
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class Judge:
         average would drift back to where it was.
         """
 
+        @cache  # both the look whether to search and the search begin at one half
         def cost_at(threshold: float) -> float:
             return self.evaluate(partial(judged, decide=partial(hard, threshold=threshold)), data).cost_share
 
