@@ -15,6 +15,8 @@ from codinet.config import (
     NetworkConfig,
     RunConfig,
     ScheduleConfig,
+    first_difference,
+    flat,
     from_dict,
     resolve,
     to_dict,
@@ -131,6 +133,19 @@ def test_the_batch_that_is_not_given_depends_on_the_device() -> None:
     assert resolve(run(), gpu=True).schedule.batch == 512
     assert resolve(run(), gpu=False).schedule.batch == 64
     assert resolve(run(schedule={"batch": 7}), gpu=True).schedule.batch == 7
+
+
+def test_no_two_settings_have_one_name() -> None:
+    values = to_dict(run())
+    parts = [part for part in values.values() if isinstance(part, dict)]
+    assert len(flat(values)) == sum(map(len, parts)) + len(values) - len(parts)
+
+
+def test_the_first_difference_is_told() -> None:
+    old, new = (flat(to_dict(run(schedule={"lr": rate, "epochs": epochs}))) for rate, epochs in ((0.1, 3), (0.2, 4)))
+    assert first_difference(old, new) == "epochs was 3, now 4"
+    assert first_difference(old, old) is None
+    assert first_difference({}, {"watch": "test"}) == "watch was None, now test"  # a file of an older version
 
 
 def test_resolving_twice_changes_nothing() -> None:

@@ -16,9 +16,8 @@ from codinet.routers import ROUTERS
 
 DEFAULT_BUDGET = 0.6
 DEFAULT_DISTILL = 0.5
-_LATER = frozenset(
-    {"cutout", "extra", "milestones", "watch"}
-)  # entries that older configs lack, for which their defaults stand
+# Entries that older configs lack, for which their defaults stand.
+_LATER = frozenset({"cutout", "extra", "milestones", "watch"})
 
 
 @dataclass(frozen=True)
@@ -261,6 +260,20 @@ def _extra_rules(extra: ExtraConfig) -> list[tuple[bool, str]]:
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """The config as JSON holds it, which knows lists and no tuples."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def flat(values: Any) -> dict[str, Any]:
+    """The innermost entries of what `to_dict` gave; no two have one name."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value) if isinstance(value, dict) else {key: value}
+    return found
+
+
+def first_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """Of two flat configs, in words."""
+    changed = (f"{key} was {old.get(key)}, now {value}" for key, value in new.items() if old.get(key) != value)
+    return next(changed, None)
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codinet import files
-from codinet.config import RunConfig, to_dict
+from codinet.config import RunConfig, first_difference, flat, to_dict
 from codinet.errors import UserError
 from codinet.runs import RunFolder
 from codinet.sweep.grid import Planned
@@ -72,12 +72,12 @@ def log_of(out: Path, run: Planned) -> Path:
 def _compare(out: Path, runs: list[dict[str, Any]]) -> None:
     content = files.read_json(out / PLAN)
     try:
-        before = {run["name"]: _flat(run["config"]) for run in content["runs"]}
+        before = {run["name"]: flat(run["config"]) for run in content["runs"]}
         if content["format"] != FORMAT:
             raise files.DamagedError(f"{out / PLAN} was written by another version of codinet; choose another --out.")
     except (AttributeError, KeyError, TypeError) as error:
         raise files.DamagedError(f"{out / PLAN} is not a sweep's plan ({error!r}); choose another --out.") from error
-    now = {run["name"]: _flat(run["config"]) for run in runs}
+    now = {run["name"]: flat(run["config"]) for run in runs}
     difference = _difference(before, now)
     if difference:
         raise UserError(f"{out} holds another sweep ({difference}); repeat its flags or choose another --out.")
@@ -91,16 +91,4 @@ def _difference(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             return f"it {verb} {min(names)}{more}"
-    for name, config in now.items():
-        for key, value in config.items():
-            if before[name].get(key) != value:
-                return f"{key} was {before[name].get(key)}, now {value}"
-    return None
-
-
-def _flat(config: Any) -> dict[str, Any]:
-    """The innermost entries of nested ones."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= _flat(value) if isinstance(value, dict) else {key: value}
-    return found
+    return next(filter(None, (first_difference(before[name], config) for name, config in now.items())), None)

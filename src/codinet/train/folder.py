@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from codinet.config import RunConfig, to_dict
+from codinet.config import RunConfig, first_difference, flat, to_dict
 from codinet.errors import UserError
 from codinet.runs import DataBrief, RunFolder
 
@@ -22,20 +22,9 @@ def open_folder(
     if not resume:
         raise UserError(f"{out} holds a run already; continue it with --resume or choose another --out.")
     folder = RunFolder.open(out)
-    difference = _first_difference(to_dict(folder.config), to_dict(config))
+    difference = first_difference(flat(to_dict(folder.config)), flat(to_dict(config)))
     if difference:
         raise UserError(f"{out} was begun with other settings ({difference}); repeat them or choose another --out.")
     if folder.data.sha256 != brief.sha256:
         raise UserError(f"{out} was begun on other data than {brief.name} holds now; restore it or start anew.")
     return replace(folder, data=brief)
-
-
-def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    for key, value in old.items():
-        if isinstance(value, dict):
-            inner = _first_difference(value, new[key])
-            if inner:
-                return inner
-        elif value != new[key]:
-            return f"{key} was {value}, now {new[key]}"
-    return None
