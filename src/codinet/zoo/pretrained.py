@@ -30,7 +30,7 @@ def trained(pretrained: str, asked: dict[str, Any]) -> CoDiNet:
     there = {card.name: card for card in cards()}
     card = there.get(pretrained)
     if card is None:
-        card = best(asked["arch"], pretrained, lambda card: _difference(card, _kind(asked)) is None)
+        card = best(there.values(), asked["arch"], pretrained, lambda card: _difference(card, _kind(asked)) is None)
     if card is None:
         data = dict.fromkeys(card["data"] for card in there.values())
         if pretrained in data:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,9 @@ def find(name: str, folder: Path | None = None) -> Card:
     return there[name]
 
 
-def best(arch: str, data: str, fits: Callable[[Card], bool], folder: Path | None = None) -> Card | None:
+def best(there: Iterable[Card], arch: str, data: str, fits: Callable[[Card], bool]) -> Card | None:
     """The most accurate network of that kind and data set; of equals the cheapest."""
-    found = [card for card in cards(folder) if (card["arch"], card["data"]) == (arch, data) and fits(card)]
+    found = [card for card in there if (card["arch"], card["data"]) == (arch, data) and fits(card)]
     return min(found, key=lambda card: (-card["accuracy"], card["cost_share"], card.name), default=None)
 
 
