@@ -3,7 +3,6 @@
 With --train it is the speed of training instead; see `codinet.bench.training`.
 """
 
-import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from codinet.bench import ENGINES, Setting, contestants, measure, pick_engines, 
 from codinet.bench.contest import PRECISIONS
 from codinet.bench.training import TrainSetting, measure_training, pick_modes
 from codinet.commands.bench_training import print_training
-from codinet.commands.shared import flag_value, print_json, print_table, require_probability
+from codinet.commands.shared import flag_value, note, print_json, print_table, require_probability
 from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
 from codinet.environment import describe, pick_device
@@ -186,8 +185,10 @@ def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
         rate = 0.5 if args.run_rate is None else args.run_rate
     elif path.is_dir() or args.network.startswith(ZOO):
         folder = open_run(args.network)
-        settled, (images_TCHW, own_rate) = folder.load_model().to(device), _images(folder, args, number)
-        images_TCHW, wished = images_TCHW.to(device), own_rate if args.run_rate is None else args.run_rate
+        settled = folder.load_model().to(device)
+        images_TCHW, own_rate = _images(folder, args, number)
+        images_TCHW = images_TCHW.to(device)
+        wished = own_rate if args.run_rate is None else args.run_rate
         if wished is None or settled.routers is None:
             return settled, images_TCHW
         rate = wished
@@ -205,10 +206,9 @@ def _images(folder: RunFolder, args: Args, number: int) -> tuple[torch.Tensor, f
     except UserError as error:
         found = folder.load_evaluation()
         rate = found["mean_blocks"] / ARCHITECTURES[folder.config.network.arch].blocks
-        print(
-            f"codinet: on random images, with paths drawn at the rate of the run's own ({rate:.2f}), because its data "
-            f"is missing: {error}",
-            file=sys.stderr,
+        note(
+            f"on random images, with paths drawn at the rate of the run's own ({rate:.2f}), because its data is "
+            f"missing: {error}"
         )
         random = torch.Generator().manual_seed(args.seed)
         return torch.randn(number, *folder.data.image_shape, generator=random), rate

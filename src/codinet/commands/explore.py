@@ -1,12 +1,12 @@
 """`codinet explore`: a local page on which to see how a run routes images."""
 
 import importlib.util
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
+from codinet.commands.shared import note
 from codinet.data import DATA_ROOT, Dataset
 from codinet.environment import pick_device
 from codinet.errors import UserError
@@ -40,10 +40,10 @@ def run(args: Args) -> None:
 
     device = pick_device(args.device)
     folder = open_run(args.run)
-    # Taken first, so that a port in use is said before a large data set is read.
     if isinstance(folder, ZooRun):
         unpack = f"codinet zoo unpack {folder.card.name} --out DIR"
-        print(f"codinet: without maps of its paths, for which {unpack} makes a run folder", file=sys.stderr)
+        note(f"without maps of its paths, for which {unpack} makes a run folder")
+    # Taken first, so that a port in use is said before a large data set is read.
     listener = listen(args.host, args.port)
     try:
         app = create_app(folder, _dataset(folder, args.data_root), device=device, host=args.host)
@@ -60,5 +60,5 @@ def _dataset(folder: RunFolder, root: Path) -> Dataset | None:
     try:
         return folder.load_dataset(root)
     except UserError as error:
-        print(f"codinet: without test images: {error}", file=sys.stderr)
+        note(f"without test images: {error}")
         return None

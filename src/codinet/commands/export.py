@@ -1,6 +1,5 @@
 """`codinet export`: a trained run as an ONNX file that needs neither codinet nor torch."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,7 +7,7 @@ from typing import Literal
 import torch
 import tyro
 
-from codinet.commands.shared import print_json, require_probability
+from codinet.commands.shared import note, print_json, require_probability
 from codinet.data import DATA_ROOT
 from codinet.errors import UserError
 from codinet.runs import RunFolder
@@ -77,5 +76,5 @@ def _test_images(folder: RunFolder, root: Path) -> torch.Tensor | None:
     try:
         return folder.test_images(root, CHECKED)
     except UserError as error:
-        print(f"codinet: checked on random images alone, because the run's data is missing: {error}", file=sys.stderr)
+        note(f"checked on random images alone, because the run's data is missing: {error}")
         return None

@@ -7,7 +7,7 @@ from typing import Literal
 import tyro
 
 from codinet import files
-from codinet.commands.shared import print_json
+from codinet.commands.shared import counted, print_json
 from codinet.errors import UserError
 
 
@@ -43,7 +43,7 @@ def run(args: Args) -> None:
         if args.json:
             print_json({"results": [str(file) for file in written]})
         else:
-            print(f"{_count(len(written))} in {args.results}; codinet results render shows what is there.")
+            print(f"{counted(len(written), 'result')} in {args.results}; codinet results render shows what is there.")
         return
     if args.runs:
         raise UserError("render takes no runs: it shows all that is in --results; add them first.")
@@ -52,8 +52,4 @@ def run(args: Args) -> None:
     if args.json:
         print_json({"page": str(args.out), "results": len(records)})
     else:
-        print(f"{args.out} shows {_count(len(records))}.")
-
-
-def _count(results: int) -> str:
-    return f"{results} result" + ("" if results == 1 else "s")
+        print(f"{args.out} shows {counted(len(records), 'result')}.")

@@ -1,6 +1,7 @@
 """What verbs share: how tables, figures and JSON are printed, and what is asked of words and numbers."""
 
 import json
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,16 @@ def flag_value(flag: str, words: list[str]) -> str | None:
 def require_probability(flag: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise UserError(f"--{flag} {value:g} is no probability; give a number from 0 to 1.")
+
+
+def note(sentence: str) -> None:
+    """A word beside the answer, which has stdout to itself."""
+    print(f"codinet: {sentence}", file=sys.stderr)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def print_json(content: Any) -> None:

@@ -1,7 +1,5 @@
 """`codinet sweep`: train every combination of settings, or what a table or figure of the paper needs."""
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import tyro
 
 from codinet import files
-from codinet.commands.shared import print_json, print_table
+from codinet.commands.shared import counted, note, print_json, print_table
 from codinet.data import DATA_ROOT, load
 from codinet.environment import pick_device
 from codinet.errors import UserError, unknown
@@ -69,15 +67,15 @@ def run(args: Args) -> None:
     out = args.out or Path("runs") / _name(args.source)
     _require_data(args, out, planned)
     outcome = _carry_out(args, out, planned)
-    groups = summarise(outcome.results)
+    groups, trained = summarise(outcome.results), counted(len(outcome.results), "run")
     content = document(outcome.results, groups, outcome.failures)
     files.write_json(out / "results.json", content)
     if args.plot and groups:
-        write_picture(out, groups, f"{_name(args.source)}: {_count(outcome.results)}")
+        write_picture(out, groups, f"{_name(args.source)}: {trained}")
     if args.json:
         print_json({"sweep": str(out), **content})
     elif groups:
-        _print_groups(f"{_count(outcome.results)} in {out}; ± is the spread over seeds", groups)
+        _print_groups(f"{trained} in {out}; ± is the spread over seeds", groups)
     if outcome.failures:
         raise UserError(_sum_up(out, len(planned), outcome.failures))
 
@@ -92,10 +90,6 @@ def _plan(args: Args, *, gpu: bool) -> list[Planned]:
     if args.data_path is not None:
         raise UserError("--data-path is for tables and figures of the paper; name the data in place of them.")
     return plan(args.common.put_into(PRESETS[args.preset](args.source)), args.grid, gpu=gpu)
-
-
-def _count(runs: Sequence[Any]) -> str:
-    return f"{len(runs)} run" + ("" if len(runs) == 1 else "s")
 
 
 def _name(source: str) -> str:
@@ -121,7 +115,7 @@ def _carry_out(args: Args, out: Path, planned: list[Planned]) -> Outcome:
             progress=Bar(),
         )
     except KeyboardInterrupt:
-        print("codinet: interrupted, and the workers stopped; the same command goes on from here.", file=sys.stderr)
+        note("interrupted, and the workers stopped; the same command goes on from here.")
         raise SystemExit(130) from None
 
 
