@@ -221,10 +221,13 @@ class _Training:
             self.world.each(partial(self._stop_if_not_finite, stage, epoch, step))
             if step.average and epoch + 1 == stage.epochs:
                 step.average.adopt()
-            if self.controller and (not stage.train_routers or epoch + 1 == stage.epochs):
-                budget, data = self.controller.budget, self.splits.calibration
-                self.judge.calibrate(step.judged, self.model, data, budget)
-            self._log(stage, epoch, step)
+            # In full precision, looking at images takes a GPU as long as a short epoch; the last look is for figures.
+            half = self.means.amp and epoch + 1 < stage.epochs
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+                if self.controller and (not stage.train_routers or epoch + 1 == stage.epochs):
+                    budget, data = self.controller.budget, self.splits.calibration
+                    self.judge.calibrate(step.judged, self.model, data, budget)
+                self._log(stage, epoch, step)
             step.sums.zero_()
             if epoch + 1 == stage.epochs:
                 self._save(Position(number + 1, 0, 0, self.rows), step)
