@@ -113,6 +113,19 @@ class GraphEngine(Engine):
         """Kernels are launched on the current device, which may not be the engine's."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
+    def within(self, batch: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Images to logits in one launch, for a step that is captured as a whole; the next call writes over them."""
+        answer = self.answer(batch)
+        traffic, launcher, logits_BK = self.traffic(batch, answer), self.launcher(batch), self.parts(batch, answer)[0]
+        traffic.limit.fill_(margin_limit(self.threshold))
+
+        def ask(images_BCHW: torch.Tensor) -> torch.Tensor:
+            with self._here():
+                launcher(images_BCHW.to(self.device, self.dtype).contiguous(), traffic)
+            return logits_BK
+
+        return ask
+
     def launcher(self, batch: int) -> Any:
         """The network as a batch of this size runs it, packed once for a tuning."""
         from codinet.kernels.stage_launch import Launcher  # needs Triton

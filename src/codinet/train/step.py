@@ -24,6 +24,7 @@ from codinet.losses import Terms, consistency, diversity, expected_cost, score_d
 from codinet.model import RoutedNetwork, RoutedStep, train_only
 from codinet.records import RoutedOutput
 from codinet.relaxation import run_probability
+from codinet.train.asking import Ask
 from codinet.train.averaging import Average
 from codinet.train.budget import BudgetController
 from codinet.train.distillation import Teacher, distillation
@@ -47,6 +48,7 @@ class Speed(NamedTuple):
 
     block: RoutedStep | None = None  # stands in for `model.routed_step`
     compile: Callable[[Any], Any] = _as_it_is  # for what comes before and after the blocks
+    ask: Callable[[RoutedNetwork, torch.Tensor], Ask | None] | None = None  # makes a teacher for such images
 
 
 class Step:
@@ -83,8 +85,9 @@ class Step:
         train_only(model, routers=stage.train_routers, backbone=True)
         self.shared = self.world.share(model)
         self.average = Average(model, config.extra.ema) if config.extra.ema else None
+        self.index_L = torch.zeros(schedule.batch // self.world.size, dtype=torch.long, device=device)
         self.speed, self.stem, self.inputs = speed, speed.compile(model.stem), speed.compile(_inputs)
-        self.teacher, self.teacher_stem = teacher, speed.compile(teacher.model.stem) if teacher else None
+        self.teacher, self.ask = teacher, self._ask(teacher.model) if teacher else None
         # What other processes are asked for cannot be compiled.
         self.judge = speed.compile(_judge) if self.world.alone else _judge
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -100,7 +103,6 @@ class Step:
         for parameter in self.trained.values():
             # Made now rather than by the first step, so that a graph finds them and a checkpoint names them.
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self.index_L = torch.zeros(schedule.batch // self.world.size, dtype=torch.long, device=device)
         self.sums = torch.zeros(len(SUMS), device=device)
         self.bad = torch.full((2,), -1.0, device=device)  # step and term of the first loss that is not finite
 
@@ -146,8 +148,19 @@ class Step:
     def _ask_teacher(self, inputs_BCHW: torch.Tensor) -> torch.Tensor | None:
         if self.teacher is None:
             return None
-        images_BCHW = self.teacher.prepare(inputs_BCHW)
-        return self.teacher.model(images_BCHW, step=self.speed.block, stem=self.teacher_stem).logits_BK
+        assert self.ask is not None
+        return self.ask(self.teacher.prepare(inputs_BCHW))
+
+    def _ask(self, model: RoutedNetwork) -> Ask:
+        """The teacher as fast as can be."""
+        if self.speed.ask is not None:
+            own = torch.Generator(self.device).manual_seed(0)  # training's own numbers must not change by it
+            shape = len(self.index_L) * self.views, *self.data.images_NCHW.shape[1:]
+            ask = self.speed.ask(model, torch.randn(shape, generator=own, device=self.device))
+            if ask is not None:
+                return ask
+        stem = self.speed.compile(model.stem)
+        return lambda images_BCHW: model(images_BCHW, step=self.speed.block, stem=stem).logits_BK
 
     def _note(self, figures: torch.Tensor) -> None:
         finite = figures[: len(_TERMS)].isfinite()
