@@ -27,7 +27,7 @@ def split(line: str) -> list[str]:
 def quick(config: RunConfig) -> RunConfig:
     return replace(
         config,
-        losses=replace(config.losses, alpha=1.0, beta=1.0, m_d=1.0),
+        losses=replace(config.losses, alpha=1.0, beta=1.0, m_d=1.0, score_decay=1e-3),
         schedule=replace(config.schedule, epochs=30, finetune=6, schedule="cosine"),
         extra=ExtraConfig(ema=0.999),
     )

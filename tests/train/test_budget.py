@@ -45,6 +45,17 @@ def test_gamma_rises_while_the_cost_is_above_the_target() -> None:
     assert all(later > earlier for earlier, later in itertools.pairwise(found))
 
 
+def test_it_is_stuck_where_the_cost_stays_elsewhere_whatever_gamma() -> None:
+    made = controller()
+    assert not made.is_stuck()  # it has not tried yet
+    gammas(made, 0.9, 5000)
+    assert made.is_stuck()
+    gammas(made, 0.63, 200)
+    assert not made.is_stuck()
+    gammas(made, 0.1, 5000)
+    assert made.is_stuck()
+
+
 def test_gamma_falls_below_zero_while_the_cost_is_below_the_target() -> None:
     found = gammas(controller(), 0.2, 5000)
     assert found[-1] < 0

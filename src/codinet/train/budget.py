@@ -16,6 +16,7 @@ import torch
 RAMP = 0.3  # share of stage 1 over which the target falls to the budget
 PROPORTIONAL = 0.2  # γ for each unit of gap
 LIMIT = 0.2  # γ stays within ± this
+STUCK = 0.05  # gap that γ at its limit should have closed
 SMOOTHING = 0.1  # weight of the newest batch in the running cost
 
 CLOSE = 5e-4  # to the budget, where a search for a threshold may end
@@ -45,6 +46,10 @@ class BudgetController:
         """Take in the hard cost of one batch."""
         self.cost.lerp_(batch_cost.to(self.cost.dtype), SMOOTHING)
         self.integral.add_(self.integral_gain * (self.cost - self.target)).clamp_(-LIMIT, LIMIT)
+
+    def is_stuck(self) -> bool:
+        """Whether γ is at its limit and the cost still elsewhere: routers that are sure hear no cost (waits)."""
+        return abs(self.gamma().item()) >= LIMIT and abs(self.cost.item() - self.budget) > STUCK
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"target": self.target, "cost": self.cost, "integral": self.integral}

@@ -221,6 +221,8 @@ class _Training:
             self.world.each(partial(self._stop_if_not_finite, stage, epoch, step))
             if step.average and epoch + 1 == stage.epochs:
                 step.average.adopt()
+            if self.controller and stage.train_routers and epoch + 1 == stage.epochs and self.controller.is_stuck():
+                self._tell_stuck(self.controller)
             # In full precision, looking at images takes a GPU as long as a short epoch; the last look is for figures.
             half = self.means.amp and epoch + 1 < stage.epochs
             with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
@@ -303,6 +305,13 @@ class _Training:
         self.reporter.row(row)
         if held.collapsed and self.config.network.routed and epoch + 1 == stage.epochs:
             self.reporter.warn(COLLAPSE)
+
+    def _tell_stuck(self, controller: BudgetController) -> None:
+        self.reporter.warn(
+            f"training came to {controller.cost.item():.2f} of the static cost where {controller.budget:g} was asked "
+            "for: the routers no longer move, whatever a block costs. Shifting them all closes the gap and costs "
+            f"accuracy. Raise --score-decay (now {self.config.losses.score_decay:g}), or train longer."
+        )
 
     @property
     def _watched(self) -> str:
