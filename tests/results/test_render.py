@@ -27,10 +27,14 @@ def split(line: str) -> list[str]:
 def quick(config: RunConfig) -> RunConfig:
     return replace(
         config,
-        losses=replace(config.losses, alpha=1.0, beta=1.0, m_d=1.0, score_decay=1e-3),
+        losses=replace(config.losses, alpha=1.0, beta=1.0, m_d=1.0),
         schedule=replace(config.schedule, epochs=30, finetune=6, schedule="cosine"),
         extra=ExtraConfig(ema=0.999),
     )
+
+
+def quick_with_decay(config: RunConfig) -> RunConfig:
+    return replace(quick(config), losses=replace(quick(config).losses, score_decay=1e-3))
 
 
 def resnet62(config: RunConfig) -> RunConfig:
@@ -93,7 +97,7 @@ def test_a_collapse_is_said(record: Callable[..., Record]) -> None:
 
 
 def test_another_recipe_is_another_row_and_told(record: Callable[..., Record]) -> None:
-    page = render([record(seed=0), record(seed=1), record(config=quick)])
+    page = render([record(seed=0), record(seed=1), record(config=quick_with_decay)])
     rows = [line for line in page.splitlines() if line.startswith("| ResNet-110, CoDiNet |")]
     assert len(rows) == 2
     (row,) = (row for row in rows if "30 + 6" in row)
