@@ -117,7 +117,9 @@ def test_the_depth_in_a_small_nets_name_counts_its_layers(depth: int) -> None:
     assert sum(isinstance(m, torch.nn.Conv2d | torch.nn.Linear) for m in model.modules()) == depth
 
 
-@pytest.mark.parametrize(("name", "macs"), [("resnet14", 26_395_264), ("resnet26", 54_706_816), ("resnet62", 139_641_472)])
+@pytest.mark.parametrize(
+    ("name", "macs"), [("resnet14", 26_395_264), ("resnet26", 54_706_816), ("resnet62", 139_641_472)]
+)
 def test_a_step_of_six_layers_is_one_block_more_in_each_stage(name: str, macs: int) -> None:
     """From ResNet-32 on: 2 · 9 · 16² · 32² MACs a block, in three stages alike."""
     steps = ARCHITECTURES[name].counts[0] - 5

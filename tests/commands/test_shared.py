@@ -27,3 +27,21 @@ def test_figures_name_their_units() -> None:
     assert rows["accuracy"] == "97.25 %"
     assert rows["cost, M MACs an image (one per multiply-add)"] == "1.500"
     assert rows["blocks always on / always off"] == "1 / 2"
+
+
+def test_where_it_is_tight_headings_break_before_names_and_figures_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    headings, row = ["trained network", "accuracy, %"], ["cifar10-resnet110-056", "94.47"]
+    for columns, lines in ((80, 1), (37, 2)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_table("Networks", headings, [row])
+        _, _, *head, _, body, _ = capsys.readouterr().out.splitlines()
+        assert len(head) == lines
+        assert body.split() == ["│", row[0], "│", row[1], "│"]
+
+
+def test_a_table_without_rows_has_its_headings(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    print_table("Networks", ["network", "share of the static cost"], [])
+    assert "network" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 from typing import Any
 
 from rich.console import Console
@@ -40,13 +41,22 @@ def print_json(content: Any) -> None:
 
 
 def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
+    # Names of files are shown as they are: brackets and colons in them mean nothing.
+    console = Console(highlight=False, markup=False, emoji=False)
     table = Table(title=title, title_justify="left")
+    longest = [max(map(len, column), default=0) for column in zip(*rows, strict=True)] or [0] * len(headings)
+    if sum(max(pair) + 3 for pair in zip(map(len, headings), longest, strict=True)) >= console.width:
+        # Where it is tight, headings break before names and figures do.
+        headings = ["\n".join(_lines(heading, width)) for heading, width in zip(headings, longest, strict=True)]
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    # Names of files are shown as they are: brackets and colons in them mean nothing.
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    console.print(table)
+
+
+def _lines(heading: str, width: int) -> list[str]:
+    return textwrap.wrap(heading, max(width, 1), break_long_words=False, break_on_hyphens=False)
 
 
 def figures(summary: dict[str, Any]) -> list[list[str]]:
