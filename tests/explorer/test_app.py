@@ -4,6 +4,7 @@ import base64
 import io
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from PIL import Image
 from codinet.cli import main
 from codinet.cost import block_costs
 from codinet.data import Dataset
+from codinet.data.digits import load_digits
 from codinet.explorer.app import create_app
 from codinet.explorer.pictures import png
 from codinet.predict import Predictor
 from codinet.runs import RunFolder
+from codinet.zoo.open_run import open_run
 
 
 def pixels(url: str) -> np.ndarray:
@@ -226,10 +229,17 @@ def test_without_the_data_set_uploads_are_routed_and_neighbours_named(
 
 
 def test_another_data_set_counts_as_none(run: RunFolder) -> None:
-    from codinet.data.digits import load_digits
-
     with TestClient(create_app(run, load_digits()), base_url="http://localhost") as client:
         assert client.get("/api/run").json()["images"] == 0
+
+
+def test_a_network_of_the_zoo_shows_its_test_images_in_whatever_order(zoo: Path) -> None:
+    digits, entry = load_digits(), open_run("zoo:digits-resnet20-06")
+    shuffled = replace(digits, test=digits.test.subset(torch.arange(500).flip(0)))
+    fewer = replace(digits, test=digits.test.subset(torch.arange(499)))
+    for dataset, images in ((shuffled, 500), (fewer, 0)):
+        with TestClient(create_app(entry, dataset), base_url="http://localhost") as client:
+            assert client.get("/api/run").json()["images"] == images
 
 
 def test_without_paths_images_are_still_routed(own_run: Path, few: Dataset) -> None:

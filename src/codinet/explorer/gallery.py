@@ -9,6 +9,8 @@ from codinet.data import Dataset
 from codinet.explorer.pictures import THUMBNAIL, png
 from codinet.records import PathTable
 from codinet.runs import DataBrief, RunFolder
+from codinet.zoo.open_run import ZooRun
+from codinet.zoo.same_images import has_its_images
 
 Order = Literal["random", "index", "hardest", "easiest"]
 
@@ -53,9 +55,14 @@ def routed(paths: PathTable | None, index: int) -> dict[str, Any]:
 
 
 def fitting(dataset: Dataset | None, run: RunFolder) -> Dataset | None:
-    """The data set, if its images are the very ones the run was trained and tested on."""
+    """The data set, if its images are the very ones the run was trained and tested on.
+
+    A network of the zoo has no table of paths, so for it their order does not matter, nor what it was trained on.
+    """
     if dataset is None:
         return None
+    if isinstance(run, ZooRun):
+        return dataset if has_its_images(dataset, run) else None
     found = DataBrief.of(dataset)
     # Mean and spread are left out: they are sums of floats, and another machine may round them otherwise.
     same = (found.sha256, found.classes) == (run.data.sha256, run.data.classes)

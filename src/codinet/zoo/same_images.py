@@ -21,10 +21,15 @@ def digest_of(split: Split) -> str:
     return hashlib.sha256(b"".join(sorted(one.digest() for one in each))).hexdigest()
 
 
+def has_its_images(dataset: Dataset, entry: ZooRun) -> bool:
+    """Whether the card's figures are of this test set."""
+    return digest_of(dataset.test) == entry.card["test_sha256"]
+
+
 def same_data(entry: ZooRun, data_root: Path) -> Dataset:
     """The data set, if the card's figures are of its test images."""
     dataset = entry.load_dataset(data_root)
-    if digest_of(dataset.test) != entry.card["test_sha256"]:
+    if not has_its_images(dataset, entry):
         raise UserError(
             f"{entry.path} was tested on other images than {dataset.name} holds; point --data-root to them."
         )
