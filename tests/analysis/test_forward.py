@@ -13,13 +13,14 @@ class Toy(nn.Module):
         super().__init__()
         self.fc = nn.Linear(2, 3)
 
-    def forward(self, images_BCHW: torch.Tensor) -> RoutedOutput:
+    def forward(self, images_BCHW: torch.Tensor, *, force: torch.Tensor | None = None) -> RoutedOutput:
         mean_B = images_BCHW.mean(dim=(1, 2, 3))
         scores_BN2 = torch.stack(
             [torch.stack([-mean_B, mean_B], 1), torch.tensor([[0.0, 9.0]]).expand(len(mean_B), 2)], 1
         )
         features_B2 = torch.stack([mean_B, mean_B**2], dim=1)
-        return RoutedOutput(self.fc(features_B2), scores_BN2, (scores_BN2[..., 1] >= scores_BN2[..., 0]).float())
+        path_BN = (scores_BN2[..., 1] >= scores_BN2[..., 0]).float() if force is None else force
+        return RoutedOutput(self.fc(features_B2), scores_BN2, path_BN)
 
 
 def some(number: int) -> torch.Tensor:
@@ -45,6 +46,13 @@ def test_batches_come_back_whole_and_in_order(threads: int) -> None:
     torch.testing.assert_close(found.feature_TD[:, 0], x.mean(dim=(1, 2, 3)))
 
 
+def test_each_image_takes_the_path_that_is_imposed_on_it() -> None:
+    toy, x = Toy(), some(BATCH + 7)
+    force_TN = torch.randint(0, 2, (len(x), 2), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    found = look(toy, lambda rows: x[rows], len(x), silent("", None), force_TN=force_TN)
+    assert torch.equal(found.path_TN, force_TN)
+
+
 def test_nothing_is_kept_after_and_results_are_ordinary_tensors() -> None:
     toy, x = Toy(), some(2)
     found = look(toy, lambda rows: x[rows], 2, silent("", None), tap=toy.fc)
@@ -55,7 +63,7 @@ def test_nothing_is_kept_after_and_results_are_ordinary_tensors() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_error_in_a_network_comes_out_and_threads_are_as_before(threads: int) -> None:
-    def broken(_images: torch.Tensor) -> RoutedOutput:
+    def broken(_images: torch.Tensor, *, force: torch.Tensor | None = None) -> RoutedOutput:
         raise RuntimeError("out of luck")
 
     before = torch.get_num_threads()

@@ -13,6 +13,10 @@ def test_figures_are_a_table_for_people(own_run: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr()
     assert "pairs with the same" in said.out
     assert "path entropy" in said.out
+    swapped = json.loads((own_run / "analysis.json").read_text())["figures"]["swapped"]
+    for title, key in (("accuracy with another image's path", "accuracy_any"), ("  … of its class", "accuracy_class")):
+        (line,) = (line for line in said.out.splitlines() if title in line)
+        assert f" {swapped[key]:.2f} % " in line
     assert "run: augmented images" in said.err  # progress is no part of the answer
     assert (own_run / "analysis.json").exists()
 

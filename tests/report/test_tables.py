@@ -53,8 +53,25 @@ def test_path_figures_quote_the_paper_where_it_has_any(runs: list[Run]) -> None:
     assert plain.rows[2][2] == tables.NONE
     quoted = tables.path_figures([as_cifar(runs[0])])
     assert [row[2] for row in quoted.rows[1:]] == ["53.4 %", "22.7 %"]
-    assert [row[7] for row in quoted.rows[1:]] == ["0.581", "0.024"]
+    assert [row[9] for row in quoted.rows[1:]] == ["0.581", "0.024"]
     assert all(len(row) == len(table.headings) for table in (plain, quoted) for row in table.rows)
+
+
+def test_swapped_paths_are_shown_where_the_analysis_has_them(runs: list[Run]) -> None:
+    def cells(run: Run) -> list[str]:
+        table = tables.path_figures([run])
+        place = table.headings.index("accuracy with another image's path, %")
+        return table.rows[0][place : place + 2]
+
+    run = runs[0]
+    found = {**run.analysis.figures, "swapped": {"accuracy_any": 72.8, "accuracy_class": 74.4}}
+    assert cells(dataclasses.replace(run, analysis=dataclasses.replace(run.analysis, figures=found))) == [
+        "72.80",
+        "74.40",
+    ]
+    del found["swapped"]
+    before = dataclasses.replace(run.analysis, figures=found)
+    assert cells(dataclasses.replace(run, analysis=before)) == [tables.NONE] * 2
 
 
 def test_published_rows_come_in_both_units() -> None:

@@ -71,6 +71,8 @@ def analyse() -> Callable[..., Path]:
         consistency |= {key: value for key, value in changes.items() if key in consistency}
         made_from = {"network": files.sha256_of(run / "model.safetensors"), "data": "d" * 64, "seed": 0}
         figures = {"images": 4, "consistency": consistency, "correlation": correlation}
+        if "swapped" in changes:  # analyses of before have none
+            figures["swapped"] = dict(zip(("accuracy_any", "accuracy_class"), changes["swapped"], strict=True))
         RunAnalysis(made_from, figures, {"kl": torch.zeros(4)}).save(run)
         return run
 

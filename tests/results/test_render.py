@@ -176,8 +176,8 @@ def test_a_static_network_that_is_no_more_accurate_needs_no_word(record: Callabl
 
 
 def test_how_paths_follow_images(make_run: Make, analyse: Callable[..., Path]) -> None:
-    first = analyse(make_run("a", seed=0))
-    second = analyse(make_run("b", seed=1), same_path=0.625, pcc_hard=None)
+    first = analyse(make_run("a", seed=0), swapped=(72.0, 74.25))
+    second = analyse(make_run("b", seed=1), same_path=0.625, pcc_hard=None, swapped=(73.0, 74.25))
     page = render([record_of(RunFolder.open(run), ["routing"]) for run in (first, second)])
     (head,) = (line for line in page.splitlines() if line.startswith("| row |"))
     row = dict(zip(split(head)[7:], cells(page, "ResNet-110, CoDiNet")[7:], strict=True))  # the last “paper”: PCC
@@ -192,6 +192,8 @@ def test_how_paths_follow_images(make_run: Make, analyse: Callable[..., Path]) -
         "PCC, hard paths": "0.125 (1 of 2)",
         "paper": "0.581",
         "features": "own last layer",
+        "accuracy with another image's path, %": "72.50 ± 0.71",
+        "… of its class, %": "74.25 ± 0.00",
         "static of equal cost": "–",
         "remarks": "–",
     }
@@ -200,13 +202,21 @@ def test_how_paths_follow_images(make_run: Make, analyse: Callable[..., Path]) -
     assert "features of an ImageNet MoCo" in page
 
 
+def test_figures_that_analyses_of_before_lack_are_a_dash(make_run: Make, analyse: Callable[..., Path]) -> None:
+    old = record_of(RunFolder.open(analyse(make_run("a", seed=0))), ["routing"])
+    del old["analysis"]["swapped_any"], old["analysis"]["swapped_class"]  # as results/ holds them
+    assert cells(render([old]), "ResNet-110, CoDiNet")[-4:-2] == ["–", "–"]
+    new = record_of(RunFolder.open(analyse(make_run("b", seed=1), swapped=(72.5, 74.25))), ["routing"])
+    assert cells(render([old, new]), "ResNet-110, CoDiNet")[-4:-2] == ["72.50 (1 of 2)", "74.25 (1 of 2)"]
+
+
 def test_other_features_are_another_row(make_run: Make, analyse: Callable[..., Path]) -> None:
     static = "the last layer of the static run s"
     runs = [analyse(make_run(str(seed), seed=seed), features=f"{static}{seed}") for seed in range(2)]
     runs.append(analyse(make_run("2", seed=2), features="the file moco.npy"))
     page = render([record_of(RunFolder.open(run), ["routing"]) for run in runs])
     rows = [split(line) for line in page.splitlines() if line.startswith("| ResNet-110, CoDiNet |")]
-    assert [(row[4], row[-3]) for row in rows] == [
+    assert [(row[4], row[-5]) for row in rows] == [
         ("94.00 ± 0.00 (2)", "a static run's last layer"),
         ("94.00 (1)", "the file moco.npy"),
     ]

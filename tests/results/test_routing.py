@@ -21,13 +21,15 @@ def routing(run: Path) -> Record:
 
 
 def test_the_figures_are_those_of_the_analysis(make_run: Make, analyse: Make) -> None:
-    record = routing(analyse(make_run("one")))
+    record = routing(analyse(make_run("one"), swapped=(72.5, 74.25)))
     assert record["tables"] == {"routing": "ResNet-110, CoDiNet"}
     assert record["analysis"] == {
         "images": 4,
         "seed": 0,
         "same_path": 0.375,
         "same_path_kinds": {"crop": 0.5, "rotation": 0.25},
+        "swapped_any": 72.5,
+        "swapped_class": 74.25,
         "pcc_relaxed": 0.25,
         "pcc_hard": 0.125,
         "features": "the routed network's own last layer",
@@ -99,6 +101,7 @@ def test_another_outcome_needs_its_own_analysis(make_run: Make, analyse: Make, t
         {"same_path_kinds": [0.5]},
         {"same_path_kinds": {"crop": "half"}},
         {"pcc_hard": "none"},
+        {"swapped_any": "some"},
         {"features": None},
         {"images": True},
     ],
@@ -116,3 +119,14 @@ def test_half_an_analysis_is_no_whole_result(
 def test_where_nothing_correlates_is_a_whole_result(make_run: Make, analyse: Make, tmp_path: Path) -> None:
     (file,) = keep([routing(analyse(make_run("one"), pcc_relaxed=None, pcc_hard=None))], tmp_path)
     assert read(file)["analysis"]["pcc_hard"] is None
+
+
+def test_an_analysis_or_a_record_of_before_swapped_paths_is_whole(
+    make_run: Make, analyse: Make, tmp_path: Path
+) -> None:
+    record = routing(analyse(make_run("one")))
+    assert (record["analysis"]["swapped_any"], record["analysis"]["swapped_class"]) == (None, None)
+    before = {key: value for key, value in record["analysis"].items() if not key.startswith("swapped")}
+    for analysis in (record["analysis"], before):
+        (file,) = keep([{**record, "analysis": analysis}], tmp_path)
+        assert read(file)["analysis"] == analysis

@@ -1,7 +1,7 @@
 """From run folders to their analyses: the only file here that opens them.
 
 An analysis is kept in the run folder and made again when it is missing, or the network, the data or what
-was asked for has changed.
+was asked for has changed, or more is measured now.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from codinet import files
 from codinet.analysis.features import load_features
 from codinet.analysis.forward import Watch, silent
 from codinet.analysis.result import RunAnalysis
-from codinet.analysis.whole import Features, Subject, analyse
+from codinet.analysis.whole import REVISION, Features, Subject, analyse
 from codinet.backbones import ARCHITECTURES
 from codinet.data import Dataset
 from codinet.data.resident import Resident
@@ -112,6 +112,7 @@ def _made_from(folder: RunFolder, request: Request) -> dict[str, Any]:
         "tsne": request.tsne,
         "images": request.images,
         "seed": request.seed,
+        "revision": REVISION,
     }
 
 

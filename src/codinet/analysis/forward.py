@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -15,10 +15,15 @@ from codinet.relaxation import run_probability
 
 BATCH = 100  # the fastest on CPUs, where caches are small
 
-Network = Callable[[torch.Tensor], RoutedOutput]
 Batch = Callable[[slice], torch.Tensor]
 Watch = Callable[[str, int | None], Callable[[int], None]]
 """Told what begins and how many steps it has (None: unknown); returns what is called after some of them."""
+
+
+class Network(Protocol):
+    """From images to what is said of them; `force` (B×N) imposes paths."""
+
+    def __call__(self, images_BCHW: torch.Tensor, /, *, force: torch.Tensor | None = None) -> RoutedOutput: ...
 
 
 def silent(_title: str, _total: int | None) -> Callable[[int], None]:
@@ -36,15 +41,25 @@ class Look(NamedTuple):
 
 
 def look(
-    network: Network, batch: Batch, images: int, advance: Callable[[int], None], *, tap: nn.Module | None = None
+    network: Network,
+    batch: Batch,
+    images: int,
+    advance: Callable[[int], None],
+    *,
+    tap: nn.Module | None = None,
+    force_TN: torch.Tensor | None = None,
 ) -> Look:
-    """Hard paths, their relaxation and the logits of images 0 … images − 1, which `batch` gives by slices."""
+    """Hard paths, their relaxation and the logits of images 0 … images − 1, which `batch` gives by slices.
+
+    With `force_TN` each image takes its row of it, whatever the routers say.
+    """
 
     def one(start: int) -> Look:
+        rows = slice(start, start + BATCH)
         with exact_inference():
             # Channels last is the faster layout of convolutions on CPUs.
-            images_BCHW = batch(slice(start, start + BATCH)).contiguous(memory_format=torch.channels_last)
-            output = network(images_BCHW)
+            images_BCHW = batch(rows).contiguous(memory_format=torch.channels_last)
+            output = network(images_BCHW, force=None if force_TN is None else force_TN[rows].float())
             features_BD = taken() if tap is not None else output.logits_BK[:, :0]
             return Look(
                 output.logits_BK.cpu(),

@@ -14,7 +14,7 @@ import torch
 
 from codinet import files
 
-FORMAT = 1
+FORMAT = 1  # of the files; figures that came later are missing from earlier analyses, which are read all the same
 JSON, TENSORS = "analysis.json", "analysis.safetensors"
 
 
@@ -22,7 +22,7 @@ JSON, TENSORS = "analysis.json", "analysis.safetensors"
 class RunAnalysis:
     """Figures of one run, the tensors behind its pictures, and what both were made from."""
 
-    made_from: dict[str, Any]  # digests of network and data, and the options
+    made_from: dict[str, Any]  # digests of network and data, the options, the revision
     figures: dict[str, Any]
     tensors: dict[str, torch.Tensor]
 

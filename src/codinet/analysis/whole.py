@@ -13,10 +13,12 @@ from codinet.analysis.correlation import correlate, similarities
 from codinet.analysis.embedding import TSNE_POINTS, choose, pca, tsne
 from codinet.analysis.forward import Look, Network, Watch, look
 from codinet.analysis.shown import shown
+from codinet.analysis.swap import others, swapped_accuracy
 from codinet.data.resident import Resident
 from codinet.records import PathTable
 
 GROUPS, VIEWS = 150, 10  # the paper's: ten augmentations of each of 150 images
+REVISION = 2  # of what is measured; the first did not swap paths
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def analyse(
         "images": len(index_S),
         "consistency": _consistency(original, augmented, draws, label_S, routed=subject.routed),
         "kl": kl_figures(kl_S, draws.kind_B, KINDS),
+        "swapped": _swapped(subject, original, index_S, label_S, seed, watch),
         "usage": _usage(subject.paths),
     }
     tensors = {
@@ -74,14 +77,20 @@ def analyse(
     return figures, tensors
 
 
-def _look(subject: Subject, index_S: torch.Tensor, draws: Draws | None, advance: Any) -> Look:
+def _look(
+    subject: Subject,
+    index_S: torch.Tensor,
+    draws: Draws | None,
+    advance: Any,
+    force_SN: torch.Tensor | None = None,
+) -> Look:
     device = subject.images.labels_N.device
 
     def batch(rows: slice) -> torch.Tensor:
         images_BCHW, _ = subject.images.take(index_S[rows].to(device))
         return images_BCHW if draws is None else augment(images_BCHW, draws.at(rows, device), pad=subject.pad)
 
-    return look(subject.network, batch, len(index_S), advance, tap=subject.classifier)
+    return look(subject.network, batch, len(index_S), advance, tap=subject.classifier, force_TN=force_SN)
 
 
 def _consistency(
@@ -100,6 +109,23 @@ def _consistency(
         found["same_path_kinds"] = by_kind(same_S, draws.kind_B, KINDS)
         found["blocks_changed"] = blocks_changed(original.path_TN, augmented.path_TN).double().mean().item()
     return found
+
+
+def _swapped(
+    subject: Subject, original: Look, index_S: torch.Tensor, label_S: torch.Tensor, seed: int, watch: Watch
+) -> dict[str, float]:
+    def accuracy(title: str, group_S: torch.Tensor) -> float:
+        def predict(place_I: torch.Tensor, path_IN: torch.Tensor) -> torch.Tensor:
+            found = _look(subject, index_S[place_I], None, watch(title, len(place_I)), path_IN)
+            return found.logits_TK.argmax(dim=1)
+
+        guess_S, other_S = original.logits_TK.argmax(dim=1), others(group_S, seed=seed)
+        return swapped_accuracy(original.path_TN, guess_S, label_S, other_S, predict)
+
+    return {
+        "accuracy_any": accuracy("paths of other images", torch.zeros_like(label_S)),
+        "accuracy_class": accuracy("paths of others of the class", label_S),
+    }
 
 
 def _features(

@@ -92,6 +92,8 @@ def _rows(runs: list[dict[str, Any]]) -> list[list[str]]:
         row("same prediction", "{:.1f} %", "consistency", "same_prediction", scale=100),
         row("accuracy, original", "{:.2f} %", "consistency", "accuracy_original"),
         row("accuracy, augmented", "{:.2f} %", "consistency", "accuracy_augmented"),
+        row("accuracy with another image's path", "{:.2f} %", "swapped", "accuracy_any"),
+        row("  … of its class", "{:.2f} %", "swapped", "accuracy_class"),
         row("PCC of path and feature similarity, relaxed", "{:.3f}", "correlation", "pcc_relaxed"),
         row("PCC of path and feature similarity, hard", "{:.3f}", "correlation", "pcc_hard"),
         row("  features", "{}", "correlation", "features"),

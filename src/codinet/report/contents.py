@@ -54,6 +54,8 @@ def _consistency(runs: Sequence[Run], routed: Sequence[Run]) -> Section:
         f"Each of {number} test images against one augmentation of it: a random crop, a horizontal flip, a vertical "
         "flip or a rotation by up to 15 degrees."
     )
+    if routed:
+        text += " With the path of another image, accuracy falls as far as an image's own path matters."
     if len(routed) < len(runs):
         text += " Static networks have one path, so they keep it; their predictions still change."
     seeds = {(run.analysis.made_from.get("seed"), run.analysis.figures["images"]) for run in runs}

@@ -57,11 +57,12 @@ def _costs(row: Published) -> list[str]:
 
 
 def path_figures(runs: Sequence[Run]) -> Table:
-    """What the paper claims of paths: consistency under augmentation, divergence, correlation."""
+    """What the paper claims of paths (consistency, divergence, correlation), and what an image's own is worth."""
     rows = []
     for run in runs:
         figures = run.analysis.figures
         consistency, correlation = figures["consistency"], figures.get("correlation", {})
+        swapped = figures.get("swapped", {})  # which the first analyses did not measure
         rows.append(
             [
                 run.name,
@@ -71,6 +72,8 @@ def path_figures(runs: Sequence[Run]) -> Table:
                 f"{figures['kl']['mean']:.3f}",
                 _percent(consistency["same_prediction"]),
                 f"{consistency['accuracy_augmented']:.2f}",
+                _number(swapped.get("accuracy_any"), 2),
+                _number(swapped.get("accuracy_class"), 2),
                 _number(correlation.get("pcc_relaxed"), 3),
                 _number(correlation.get("pcc_hard"), 3),
                 correlation.get("features", NONE),
@@ -82,7 +85,7 @@ def path_figures(runs: Sequence[Run]) -> Table:
                 "the paper",
                 f"{method}, ResNet-110",
                 _percent(share),
-                *[NONE] * 4,
+                *[NONE] * 6,
                 f"{PCC[method]}",
                 NONE,
                 "an ImageNet MoCo",
@@ -90,8 +93,10 @@ def path_figures(runs: Sequence[Run]) -> Table:
             for method, share in SAME_PATH.items()
         ]
     headings = ["run", "method", "pairs with the same path", "blocks changed", "mean KL, nats", "same prediction"]
-    headings += ["accuracy augmented, %", "PCC, relaxed paths", "PCC, hard paths", "features"]
-    return Table("table-paths", "Original against augmented images, and similarity of paths", headings, rows, words=2)
+    headings += ["accuracy augmented, %", "accuracy with another image's path, %", "… of its class, %"]
+    headings += ["PCC, relaxed paths", "PCC, hard paths", "features"]
+    caption = "Original against augmented images, swapped paths, and similarity of paths"
+    return Table("table-paths", caption, headings, rows, words=2)
 
 
 def published(data: Sequence[str]) -> list[Table]:

@@ -138,6 +138,8 @@ _ROUTING = (
     Column("PCC, hard paths", _analysed(lambda analysis: analysis["pcc_hard"], 3)),
     Column("paper", _paper_paths("pcc", 3)),
     Column("features", lambda row: routing.source_of(row.first), words=True),
+    Column("accuracy with another image's path, %", _analysed(lambda analysis: analysis.get("swapped_any"), 2)),
+    Column("… of its class, %", _analysed(lambda analysis: analysis.get("swapped_class"), 2)),
     *_END,
 )
 

@@ -18,11 +18,14 @@ def figures_of(run: RunFolder) -> dict[str, Any]:
         raise UserError(f"{run.path} is a static run, which has one path; the table {NAME} takes routed runs.")
     found = _load(run)
     consistency, correlation = found.figures["consistency"], found.figures["correlation"]
+    swapped = found.figures.get("swapped", {})  # which the first analyses did not measure
     return {
         "images": consistency["pairs"],
         "seed": found.made_from["seed"],
         "same_path": consistency["same_path"],
         "same_path_kinds": {kind: value["mean"] for kind, value in consistency["same_path_kinds"].items()},
+        "swapped_any": swapped.get("accuracy_any"),
+        "swapped_class": swapped.get("accuracy_class"),
         "pcc_relaxed": correlation["pcc_relaxed"],
         "pcc_hard": correlation["pcc_hard"],
         "features": correlation["features"],
@@ -36,7 +39,8 @@ def is_whole(figures: Any) -> bool:
     shares = [figures.get("images"), figures.get("same_path"), *figures["same_path_kinds"].values()]
     # Where all images take one path, nothing correlates with it.
     pccs = [figures.get(key, "missing") for key in ("pcc_relaxed", "pcc_hard")]
-    numbers = [*shares, *(pcc for pcc in pccs if pcc is not None)]
+    swapped = [figures.get(key) for key in ("swapped_any", "swapped_class")]
+    numbers = [*shares, *(number for number in (*pccs, *swapped) if number is not None)]
     return isinstance(figures.get("features"), str) and all(type(number) in (int, float) for number in numbers)
 
 

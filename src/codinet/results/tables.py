@@ -152,7 +152,9 @@ TABLES: dict[str, Table] = {
         "From `codinet analyze`. Same path: the share of test images that keep their path when they are augmented, "
         "each in one of four ways, then the same for each way; a network with one path always keeps it. PCC: the "
         "correlation, over pairs of images, of how similar their paths are with how similar their features are. The "
-        "paper took features of an ImageNet MoCo and does not say which paths, so its PCC does not measure the same.",
+        "paper took features of an ImageNet MoCo and does not say which paths, so its PCC does not measure the same. "
+        "Another image's path: the accuracy when the test images swap their paths, with any other or with one of the "
+        "same class, at the same mean cost; what is lost is what an image's own path is worth.",
         None,
         lambda record: None,  # what it prints of these is no row of a table: `paper_paths`
         (),
