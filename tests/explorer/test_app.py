@@ -237,9 +237,16 @@ def test_a_network_of_the_zoo_shows_its_test_images_in_whatever_order(zoo: Path)
     digits, entry = load_digits(), open_run("zoo:digits-resnet20-06")
     shuffled = replace(digits, test=digits.test.subset(torch.arange(500).flip(0)))
     fewer = replace(digits, test=digits.test.subset(torch.arange(499)))
-    for dataset, images in ((shuffled, 500), (fewer, 0)):
+    for dataset, images in ((shuffled, 500), (fewer, 0), (None, 0)):
         with TestClient(create_app(entry, dataset), base_url="http://localhost") as client:
-            assert client.get("/api/run").json()["images"] == images
+            about = client.get("/api/run").json()
+            assert about["images"] == images
+            assert "pca" in about["maps"]  # the paths come along, whatever data there is
+            if images:
+                shown = client.get("/api/images?order=index&limit=30").json()["images"]
+                for image in shown:
+                    said = client.get(f"/api/images/{image['index']}/route").json()["image"]
+                    assert (said["top"][0]["label"], said["blocks_run"]) == (image["prediction"], image["blocks_run"])
 
 
 def test_without_paths_images_are_still_routed(own_run: Path, few: Dataset) -> None:

@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 import torch
 
+from codinet import files
 from codinet.config import RunConfig
 from codinet.errors import UserError
 from codinet.files import DamagedError
 from codinet.runs import RunFolder
 from codinet.zoo.card import FIELDS, Card
 from codinet.zoo.open_run import ZooRun, open_run
+from codinet.zoo.paths import PREFIX
 
 NAME = "digits-resnet20-06"
 
@@ -50,6 +52,14 @@ def test_an_empty_zoo_says_so(empty_zoo: Path) -> None:
 def test_what_needs_a_folder_says_how_to_get_one(zoo: Path) -> None:
     with pytest.raises(UserError, match=rf"is no folder to work in; .*codinet zoo unpack {NAME} --out DIR"):
         RunFolder.open(Path(f"zoo:{NAME}"))
+
+
+def test_a_network_without_its_paths_says_how_to_get_them(zoo: Path) -> None:
+    file = zoo / f"{NAME}.safetensors"
+    tensors, about = files.load_tensors(file)
+    files.save_tensors(file, {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}, about)
+    change(zoo, sha256=files.sha256_of(file))
+    open_run(f"zoo:{NAME}").load_model()
     with pytest.raises(UserError, match=rf"comes without its path table; .*codinet zoo unpack {NAME}"):
         open_run(f"zoo:{NAME}").load_paths()
 

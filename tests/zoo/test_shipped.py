@@ -9,6 +9,7 @@ import torch
 from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
 from codinet.data.catalogue import list_known
+from codinet.evaluate import summarise
 from codinet.runs import measure
 from codinet.zoo.add import BATCH, LIMIT
 from codinet.zoo.open_run import open_entry
@@ -35,6 +36,12 @@ def test_the_network_builds_and_costs_what_its_card_says(card) -> None:
     assert block_costs(model, tuple(card["image_shape"])) == card.table()
     assert card["cost_share"] == pytest.approx(card["macs"] / card.table().static_macs)
     assert card["data"] in {known.name for known in list_known()}
+
+
+@pytest.mark.parametrize("card", SHIPPED)
+def test_its_paths_are_those_of_its_figures(card) -> None:
+    paths = open_entry(card, PACKAGED).load_paths()
+    assert summarise(paths, card.table(), loss=card["loss"]).summary() == pytest.approx(card.figures())
 
 
 @pytest.mark.parametrize("card", SHIPPED)

@@ -11,7 +11,7 @@ from codinet.data import DATA_ROOT, Dataset
 from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.runs import RunFolder
-from codinet.zoo.open_run import ZooRun, open_run
+from codinet.zoo.open_run import open_run
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,6 @@ def run(args: Args) -> None:
 
     device = pick_device(args.device)
     folder = open_run(args.run)
-    if isinstance(folder, ZooRun):
-        unpack = f"codinet zoo unpack {folder.card.name} --out DIR"
-        note(f"without maps of its paths, for which {unpack} makes a run folder")
     # Taken first, so that a port in use is said before a large data set is read.
     listener = listen(args.host, args.port)
     try:

@@ -1,5 +1,6 @@
 """The test images of a run, to pick from: at random, by class, hardest or easiest first."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ from codinet.explorer.pictures import THUMBNAIL, png
 from codinet.records import PathTable
 from codinet.runs import DataBrief, RunFolder
 from codinet.zoo.open_run import ZooRun
-from codinet.zoo.same_images import has_its_images
+from codinet.zoo.same_images import has_its_images, order_of
 
 Order = Literal["random", "index", "hardest", "easiest"]
 
@@ -57,12 +58,13 @@ def routed(paths: PathTable | None, index: int) -> dict[str, Any]:
 def fitting(dataset: Dataset | None, run: RunFolder) -> Dataset | None:
     """The data set, if its images are the very ones the run was trained and tested on.
 
-    A network of the zoo has no table of paths, so for it their order does not matter, nor what it was trained on.
+    For a network of the zoo any copy with its test images will do, and is put in the order of its path table.
     """
     if dataset is None:
         return None
     if isinstance(run, ZooRun):
-        return dataset if has_its_images(dataset, run) else None
+        in_order = replace(dataset, test=dataset.test.subset(order_of(dataset.test)))
+        return in_order if has_its_images(dataset, run) else None
     found = DataBrief.of(dataset)
     # Mean and spread are left out: they are sums of floats, and another machine may round them otherwise.
     same = (found.sha256, found.classes) == (run.data.sha256, run.data.classes)

@@ -1,4 +1,4 @@
-"""From a finished run folder to a network of the zoo: weights halved, figures measured again, a card.
+"""From a finished run folder to a network of the zoo: weights halved, figures and paths measured again, a card.
 
 The figures are of the weights as they will be loaded (half precision, widened), so that whoever evaluates the
 network finds what its card says.
@@ -16,10 +16,12 @@ from codinet.data.official import KNOWN
 from codinet.environment import describe
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation
+from codinet.records import PathTable
 from codinet.runs import DataBrief, RunFolder, measure
 from codinet.zoo.card import FIGURES, FORMAT, Card
 from codinet.zoo.open_run import widened
-from codinet.zoo.same_images import digest_of
+from codinet.zoo.paths import packed
+from codinet.zoo.same_images import digest_of, order_of
 from codinet.zoo.shelf import NAME, zoo_folder
 
 LIMIT = 25 * 10**6  # bytes of weights that a package may bring along
@@ -44,6 +46,9 @@ def add(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot make the zoo's folder {folder}: {error.strerror}; see CODINET_ZOO.") from error
+    if run.config.network.routed:
+        order_T = order_of(dataset.test)
+        halved |= packed(PathTable(*(column[order_T] for column in evaluation.paths)))
     file = folder / f"{name}.safetensors"
     _check_room(folder, file, halved)
     files.save_tensors(file, halved, about=dataclasses.asdict(model.config))

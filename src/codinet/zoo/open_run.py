@@ -12,6 +12,7 @@ from codinet.model import CoDiNet
 from codinet.records import PathTable
 from codinet.runs import ZOO, RunFolder, build_model, load_weights
 from codinet.zoo.card import RESTORE, Card
+from codinet.zoo.paths import PREFIX, unpacked
 from codinet.zoo.shelf import find, weights_of
 
 
@@ -35,7 +36,12 @@ class ZooRun(RunFolder):
         return model.to(device).eval()
 
     def load_paths(self) -> PathTable:
-        raise UserError(f"{self.path} comes without its path table; make it with codinet zoo unpack {self.card.name}.")
+        """How its test images went, in the order of `same_images`."""
+        paths = unpacked(_checked(self.card, self.file), self.card.table())
+        if paths is None:
+            unpack = f"codinet zoo unpack {self.card.name}"
+            raise UserError(f"{self.path} comes without its path table; make it with {unpack}.")
+        return paths
 
     def load_evaluation(self) -> dict[str, Any]:
         return self.card.figures()
@@ -55,14 +61,19 @@ def open_entry(card: Card, folder: Path | None = None) -> ZooRun:
 
 def load_checked(card: Card, file: Path) -> dict[str, torch.Tensor]:
     """The weights in full precision, if the file is the very one that the card speaks of."""
+    found = _checked(card, file)
+    return {name: widened(tensor) for name, tensor in found.items() if not name.startswith(PREFIX)}
+
+
+def _checked(card: Card, file: Path) -> dict[str, torch.Tensor]:
+    """All that is in it."""
     try:
         digest = files.sha256_of(file)
     except OSError as error:
         raise UserError(f"The weights {file} cannot be read ({error.strerror}); {RESTORE}") from error
     if digest != card["sha256"]:
         raise files.DamagedError(f"{file} is not the file that its card speaks of: the sha256 differs; {RESTORE}")
-    tensors, _ = files.load_tensors(file)
-    return {name: widened(tensor) for name, tensor in tensors.items()}
+    return files.load_tensors(file)[0]
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

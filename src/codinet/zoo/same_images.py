@@ -7,6 +7,8 @@ order; so a card tells its test images by a digest of the set of them.
 import hashlib
 from pathlib import Path
 
+import torch
+
 from codinet.data import Dataset, Split
 from codinet.errors import UserError
 from codinet.zoo.open_run import ZooRun
@@ -14,11 +16,21 @@ from codinet.zoo.open_run import ZooRun
 
 def digest_of(split: Split) -> str:
     """The same for the same labelled images in any order."""
+    return hashlib.sha256(b"".join(sorted(_each(split)))).hexdigest()
+
+
+def order_of(split: Split) -> torch.Tensor:
+    """The places of its images in an order that is the same for every copy of them."""
+    each = _each(split)
+    return torch.tensor(sorted(range(len(each)), key=each.__getitem__))
+
+
+def _each(split: Split) -> list[bytes]:
     labels = split.labels_N.tolist()
-    each = (
-        hashlib.sha256(f"{labels[k]} ".encode() + split.images_NCHW[k].numpy().tobytes()) for k in range(len(split))
-    )
-    return hashlib.sha256(b"".join(sorted(one.digest() for one in each))).hexdigest()
+    return [
+        hashlib.sha256(f"{labels[k]} ".encode() + split.images_NCHW[k].numpy().tobytes()).digest()
+        for k in range(len(split))
+    ]
 
 
 def has_its_images(dataset: Dataset, entry: ZooRun) -> bool:
