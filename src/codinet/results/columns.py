@@ -50,7 +50,8 @@ def budget_of(record: Record) -> str:
     return NONE if record["budget"] is None else f"{record['budget']:g}"
 
 
-def _figure(key: str, digits: int) -> Callable[[Row], str]:
+def figure(key: str, digits: int) -> Callable[[Row], str]:
+    """Mean and spread over seeds."""
     return lambda row: _spread(spread_of([run[key] for run in row.runs]), digits)
 
 
@@ -109,9 +110,9 @@ _RUN = (
     Column("recipe", lambda row: told(row.first, TABLES[row.table].axis), words=True),
     Column("epochs", lambda row: epochs_of(row.first), words=True),
     Column("budget", lambda row: budget_of(row.first)),
-    Column("accuracy, %", lambda row: f"{_figure('accuracy', 2)(row)} ({len(row.runs)})"),
+    Column("accuracy, %", lambda row: f"{figure('accuracy', 2)(row)} ({len(row.runs)})"),
 )
-_COST, _PATHS = Column("cost share", _figure("cost_share", 3)), Column("paths", _figure("distinct_paths", 0))
+_COST, _PATHS = Column("cost share", figure("cost_share", 3)), Column("paths", figure("distinct_paths", 0))
 _END = (
     Column("static of equal cost", _rival),
     Column("remarks", lambda row: "; ".join(remarks(row.runs, row.paper, row.rival)) or NONE, words=True),
@@ -120,7 +121,7 @@ _USUAL = (
     *_RUN,
     Column("paper", _printed("accuracy", 2)),
     _COST,
-    Column("G", _figure("paper_gmaccs", 3)),
+    Column("G", figure("paper_gmaccs", 3)),
     Column("paper", _printed("gmaccs", 2)),
     _PATHS,
     Column("paper", _printed("paths", 0)),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from codinet.report.published import NAMES, Published, data_key
-from codinet.results import routing
+from codinet.results import frontier, routing
 from codinet.results.columns import Row, budget_of, columns_of, head, line
 from codinet.results.equal_cost import FACTOR, rival_of
 from codinet.results.recipe import deviations, epochs_of
@@ -35,12 +35,23 @@ def render(records: Sequence[Record]) -> str:
     if not records:
         return f"{HEAD}\n{NOTHING}"
     parts = [HEAD, READING]
+    names = sorted({record["data"] for record in records}, key=_data_order)
+    for data in names:
+        own = [row for table in frontier.TABLES for row in _rows(table, data, records)]
+        parts.append(frontier.section(data, own))
     for table in TABLES:
-        standing = [record for record in records if table in record["tables"]]
-        names = sorted({record["data"] for record in standing}, key=_data_order)
         for data in names:
-            parts.append(_section(table, [record for record in standing if record["data"] == data], records))
+            parts.append(_section(table, data, _rows(table, data, records)))
     return "".join(parts)
+
+
+def _rows(table: str, data: str, records: Sequence[Record]) -> list[Row]:
+    """The rows of a table for one data set."""
+    standing = [record for record in records if table in record["tables"] and record["data"] == data]
+    groups: dict[tuple[object, ...], list[Record]] = {}
+    for record in sorted(standing, key=lambda record: (sort_key(record), record["seed"], record["name"])):
+        groups.setdefault(_key(table, record), []).append(record)
+    return [Row(table, runs, TABLES[table].paper(runs[0]), rival_of(runs, records)) for runs in groups.values()]
 
 
 def _data_order(data: str) -> tuple[int, str]:
@@ -48,13 +59,11 @@ def _data_order(data: str) -> tuple[int, str]:
     return (known.index(data) if data in known else len(known), data)
 
 
-def _section(name: str, records: list[Record], everything: Sequence[Record]) -> str:
-    table, data = TABLES[name], records[0]["data"]
-    groups: dict[tuple[object, ...], list[Record]] = {}
-    for record in sorted(records, key=lambda record: (sort_key(record), record["seed"], record["name"])):
-        groups.setdefault(_key(name, record), []).append(record)
-    rows = [Row(name, runs, table.paper(runs[0]), rival_of(runs, everything)) for runs in groups.values()]
-    columns = columns_of(name)
+def _section(name: str, data: str, rows: list[Row]) -> str:
+    """A table with what it is about, and how it was made; nothing where it has no rows."""
+    if not rows:
+        return ""
+    table, columns = TABLES[name], columns_of(name)
     text = f"\n## {table.title}: {NAMES.get(data, data)}\n\n{table.about}\n\n{head(columns)}"
     text += "".join(line(columns, row) for row in rows)
     seen = [row.paper for row in rows]
@@ -62,7 +71,7 @@ def _section(name: str, records: list[Record], everything: Sequence[Record]) -> 
     if absent:
         printed = "; ".join(dict.fromkeys(_printed(row) for row in absent))
         text += f"\nPrinted in the paper and not run here: {printed}.\n"
-    return text + _made(records) + _commands([row.first for row in rows])
+    return text + _made([run for row in rows for run in row.runs]) + _commands([row.first for row in rows])
 
 
 def _key(name: str, record: Record) -> tuple[object, ...]:
