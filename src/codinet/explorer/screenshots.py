@@ -1,7 +1,7 @@
 """Pictures of a run's report and explorer for the README: `python -m codinet.explorer.screenshots RUN OUT_DIR`.
 
-Needs Playwright's Python client and a Chromium of the system. The report is RUN/report/index.html, left out
-where `codinet report` has not written it.
+RUN is a run folder, or zoo:NAME. Needs Playwright's Python client and a Chromium of the system. The report is
+RUN/report/index.html, left out where `codinet report` has not written it.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from codinet.data import DATA_ROOT
 from codinet.errors import UserError
-from codinet.runs import RunFolder
+from codinet.zoo.open_run import open_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -60,7 +60,7 @@ def screenshots(run: Path, out: Path, *, data_root: Path, image: int) -> list[Pa
     from codinet.explorer.app import create_app
     from codinet.explorer.serve import served
 
-    folder = RunFolder.open(run)
+    folder = open_run(run)
     dataset = folder.load_dataset(data_root)
     report = run / "report" / "index.html"
     out.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _taken(page: "Page", file: Path, *, whole: bool) -> Path:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m codinet.explorer.screenshots", description=__doc__)
-    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("run", type=Path, help="run folder, or zoo:NAME")
     parser.add_argument("out", type=Path, help="folder to write PNG files into")
     parser.add_argument("--data-root", type=Path, default=DATA_ROOT, help="folder that holds the data sets")
     parser.add_argument("--image", type=int, default=3, help="test image to show")
