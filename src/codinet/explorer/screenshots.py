@@ -105,6 +105,7 @@ def _explore(page: "Page", url: str, image: int) -> None:
     page.locator("#map-status:empty").wait_for(state="attached", timeout=120_000)
     page.locator("#number").fill("")
     page.locator("#number").blur()
+    page.evaluate("scrollTo(0, 0)")  # or what stays in view while scrolling would stand in the middle
     page.wait_for_load_state("networkidle")
 
 
