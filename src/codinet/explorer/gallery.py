@@ -63,8 +63,9 @@ def fitting(dataset: Dataset | None, run: RunFolder) -> Dataset | None:
     if dataset is None:
         return None
     if isinstance(run, ZooRun):
-        in_order = replace(dataset, test=dataset.test.subset(order_of(dataset.test)))
-        return in_order if has_its_images(dataset, run) else None
+        if not has_its_images(dataset, run):
+            return None
+        return replace(dataset, test=dataset.test.subset(order_of(dataset.test)))
     found = DataBrief.of(dataset)
     # Mean and spread are left out: they are sums of floats, and another machine may round them otherwise.
     same = (found.sha256, found.classes) == (run.data.sha256, run.data.classes)

@@ -55,9 +55,8 @@ def _own_line(row: Row, known: Sequence[Published]) -> str:
 
 
 def _printed_line(row: Published) -> str:
-    name = (
-        f"{row.backbone}, {row.kind}" if row.source == CIFAR or row.kind == STATIC else f"{row.method}, {row.backbone}"
-    )
+    own = row.source == CIFAR or row.kind == STATIC
+    name = f"{row.backbone}, {row.kind}" if own else f"{row.method}, {row.backbone}"
     return f"| {row.gmaccs:g} | {row.accuracy:.2f} | {name} | {row.source} | {NONE} |\n"
 
 

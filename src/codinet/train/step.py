@@ -87,7 +87,7 @@ class Step:
         self.average = Average(model, config.extra.ema) if config.extra.ema else None
         self.index_L = torch.zeros(schedule.batch // self.world.size, dtype=torch.long, device=device)
         self.speed, self.stem, self.inputs = speed, speed.compile(model.stem), speed.compile(_inputs)
-        self.teacher, self.ask = teacher, self._ask(teacher.model) if teacher else None
+        self.teacher, self.ask = teacher, self._make_ask(teacher.model) if teacher else None
         # What other processes are asked for cannot be compiled.
         self.judge = speed.compile(_judge) if self.world.alone else _judge
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -151,7 +151,7 @@ class Step:
         assert self.ask is not None
         return self.ask(self.teacher.prepare(inputs_BCHW))
 
-    def _ask(self, model: RoutedNetwork) -> Ask:
+    def _make_ask(self, model: RoutedNetwork) -> Ask:
         """The teacher as fast as can be."""
         if self.speed.ask is not None:
             own = torch.Generator(self.device).manual_seed(0)  # training's own numbers must not change by it
