@@ -429,6 +429,23 @@ def test_the_test_set_can_be_left_alone_until_the_end(
     assert seen[-1] == 40
 
 
+@pytest.mark.parametrize("amp", [False, True])
+def test_figures_that_stay_are_exact_and_others_as_precise_as_the_training(
+    tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch, amp: bool
+) -> None:
+    halved: list[bool] = []
+
+    def listen(model: Any, batches: Any, table: Any) -> Evaluation:
+        halved.append(torch.is_autocast_enabled("cpu"))
+        return evaluate(model, batches, table)
+
+    monkeypatch.setattr(judging, "evaluate", listen)
+    monkeypatch.setattr(judging, "TOLERANCE", 1.0)  # one look is enough to calibrate
+    loop.train(tmp_path / "run", small_run, few, device=CPU, amp=amp)
+    # Two epochs and a calibration, one epoch and a calibration, and the test set.
+    assert halved == [amp, False, False, False, False, False]
+
+
 def test_routing_that_does_not_depend_on_the_image_is_told(
     tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
