@@ -13,8 +13,8 @@ from codinet.results.tables import TABLES, sort_key
 HEAD = """# Results
 
 What runs of this repository came to, each beside the paper's own figure. Written by `codinet results render` from
-`results/*.json`, which `codinet results add RUNS` writes; not edited by hand. Why rows fall short, and what was tried, is
-in the [log](log.md).
+`results/*.json`, which `codinet results add RUNS` writes; not edited by hand. Why rows fall short, and what was tried,
+is in the [log](log.md).
 """
 NOTHING = "No results have been measured yet.\n"
 READING = f"""
