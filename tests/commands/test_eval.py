@@ -101,6 +101,7 @@ def test_a_curve_is_the_same_network_at_many_thresholds(own_run: Path, tmp_path:
     assert low["mean_blocks"] == 9
     assert middle["accuracy"] == found["accuracy"] == RunFolder.open(own_run).load_evaluation()["accuracy"]
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [point["threshold"] for point in evaluated(capsys, own_run, "--curve")["curve"]] == [0.3, 0.4, 0.5, 0.6, 0.7]
     assert main(["eval", str(own_run), "--device", "cpu", "--curve", "0.4"]) == 0
     assert "threshold" in capsys.readouterr().out
 

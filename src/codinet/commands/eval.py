@@ -16,6 +16,8 @@ from codinet.zoo.card import Card
 from codinet.zoo.open_run import ZooRun, open_run
 from codinet.zoo.same_images import same_data
 
+CURVE = 0.3, 0.4, 0.6, 0.7  # thresholds beside the one of the evaluation
+
 
 @dataclass(frozen=True)
 class Args:
@@ -23,8 +25,8 @@ class Args:
     """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
     threshold: float = 0.5
     """A block runs where the router's run probability reaches this; lower runs more."""
-    curve: tuple[float, ...] = ()
-    """Thresholds to evaluate too, as in --curve 0.3 0.4 0.6 0.7: accuracy against cost from one set of weights."""
+    curve: tuple[float, ...] | None = None
+    """Thresholds to evaluate too: accuracy against cost from one set of weights. Without any: 0.3 0.4 0.6 0.7."""
     plot: Path | None = None
     """Picture of the curve to write, which needs matplotlib."""
     paths: Path | None = None
@@ -42,10 +44,11 @@ class Args:
 
 def run(args: Args) -> None:
     require_probability("threshold", args.threshold)
-    for threshold in args.curve:
+    thresholds = args.curve if args.curve or args.curve is None else CURVE
+    for threshold in thresholds or ():
         require_probability("curve", threshold)
-    if args.plot and not args.curve:
-        raise UserError("--plot draws the curve, and there is none; give thresholds, as in --curve 0.3 0.4 0.6 0.7.")
+    if args.plot and thresholds is None:
+        raise UserError("--plot draws the curve, and there is none; ask for it with --curve.")
     if args.batch < 1:
         raise UserError(f"--batch {args.batch} is too small; use 1 or more.")
     device = pick_device(args.device)
@@ -60,9 +63,9 @@ def run(args: Args) -> None:
     if target:
         files.save_tensors(target, evaluation.paths._asdict())
     summary, title = evaluation.summary(), f"{args.run} on the {evaluation.n} test images"
-    if args.curve:
+    if thresholds is not None:
         found = {args.threshold: evaluation}
-        for threshold in args.curve:
+        for threshold in thresholds:
             if threshold not in found:
                 found[threshold] = measure(model, dataset, device, batch=args.batch, threshold=threshold)
         _curve(args, title, {threshold: found[threshold].summary() for threshold in sorted(found)}, summary)
