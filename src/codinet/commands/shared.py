@@ -45,7 +45,8 @@ def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     table = Table(title=title, title_justify="left")
     longest = [max(map(len, column), default=0) for column in zip(*rows, strict=True)] or [0] * len(headings)
-    if sum(max(pair) + 3 for pair in zip(map(len, headings), longest, strict=True)) >= console.width:
+    across = [max(map(len, heading.splitlines()), default=0) for heading in headings]
+    if sum(max(pair) + 3 for pair in zip(across, longest, strict=True)) >= console.width:
         # Where it is tight, headings break before names and figures do.
         headings = ["\n".join(_lines(heading, width)) for heading, width in zip(headings, longest, strict=True)]
     for i, heading in enumerate(headings):
