@@ -26,6 +26,14 @@ def test_each_block_is_run_at_the_rate(router: str, rate: float, images: torch.T
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_each_block_may_have_its_own_rate(images: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    rates = [1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 0.0, 0.125, 0.875]
+    with torch.no_grad():
+        output = with_run_rate(settle(create_model("resnet20"), images), images, rates)(images)
+    assert output.path_BN.mean(dim=0).tolist() == rates
+
+
 def test_shared_output_layers_come_near(images: torch.Tensor) -> None:
     torch.manual_seed(0)
     model = settle(create_model("resnet20", router="rnn"), images)

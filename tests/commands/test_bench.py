@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from codinet import cli
 from codinet.commands.bench import Args, defaults, run
@@ -41,17 +42,23 @@ def test_a_run_takes_its_own_paths(finished_run: Path, capsys: pytest.CaptureFix
     assert own[-1]["mac_speedup"] < drawn[-1]["mac_speedup"]
 
 
-def test_a_run_without_its_data_routes_at_its_own_rate(
-    finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_paths", [True, False])
+def test_a_run_without_its_data_routes_at_its_own_rates(
+    finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_paths: bool
 ) -> None:
-    def missing(_folder: RunFolder, _root: Path) -> None:
+    def missing(*_: object) -> None:
         raise UserError("The data is gone.")
 
+    # Half of all blocks in the mean; by its path table, four blocks always and one for every other image.
+    path_TN = torch.tensor([[1, 1, 0, 0, 1, 0, 0, 1, 0], [1, 1, 0, 0, 1, 0, 0, 1, 1]], dtype=torch.uint8)
+    paths = RunFolder.open(finished_run).load_paths()._replace(path_TN=path_TN)
     monkeypatch.setattr(RunFolder, "load_dataset", missing)
+    monkeypatch.setattr(RunFolder, "load_paths", (lambda _folder: paths) if has_paths else missing)
     monkeypatch.setattr(RunFolder, "load_evaluation", lambda _folder: {"mean_blocks": 4.5})
     run(Args(str(finished_run), batch=(8,), engines=("gather",), rounds=1, images=8, json=True))
     said = capsys.readouterr()
-    assert "paths drawn at the rate of the run's own (0.50), because its data is missing: The data is gone." in said.err
+    assert "paths drawn at the rates of the run's own (0.50 in the mean), because its data is missing" in said.err
+    assert "The data is gone." in said.err
     (row,) = (row for row in json.loads(said.out)["rows"] if row["engine"] == "gather")
     assert 1.7 < row["mac_speedup"] < 2.1
     run(Args(str(finished_run), run_rate=1.0, batch=(8,), engines=("gather",), rounds=1, images=8, json=True))

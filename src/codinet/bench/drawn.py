@@ -6,6 +6,8 @@ images run which block is up to untrained routers: as good as random, and differ
 """
 
 import copy
+from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 from torch import nn
@@ -32,18 +34,19 @@ def settle(model: RoutedNetwork, images_BCHW: torch.Tensor) -> RoutedNetwork:
 
 
 @torch.no_grad()
-def with_run_rate(model: RoutedNetwork, images_BCHW: torch.Tensor, run_rate: float) -> RoutedNetwork:
-    """A copy of a routed network of which the images run each block at about this rate."""
+def with_run_rate(model: RoutedNetwork, images_BCHW: torch.Tensor, run_rate: float | Sequence[float]) -> RoutedNetwork:
+    """A copy of a routed network of which the images run each block at about this rate, or each at its own."""
     assert model.routers is not None
     model = copy.deepcopy(model).eval()
     assert model.routers is not None
+    rates = [run_rate] * len(model.blocks) if isinstance(run_rate, float | int) else run_rate
     if isinstance(model.routers, RNNRouters):
-        _shift_to(model, images_BCHW, run_rate)
+        _shift_to(model, images_BCHW, fmean(rates))
         return model
     x_BCHW, state = model.stem(images_BCHW), model.routers.start(images_BCHW)
     for k, block in enumerate(model.blocks):
         scores_B2, state = model.routers.router(k)(x_BCHW, state)
-        amount = _shift_for(scores_B2[:, 1] - scores_B2[:, 0], run_rate)
+        amount = _shift_for(scores_B2[:, 1] - scores_B2[:, 0], rates[k])
         model.routers.get_submodule(f"each.{k}.out").get_parameter("bias")[1] += amount
         scores_B2[:, 1] += amount
         run_B = hard(scores_B2).bool()[:, None, None, None]

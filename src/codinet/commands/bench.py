@@ -5,6 +5,7 @@ With --train it is the speed of training instead; see `codinet.bench.training`.
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -182,13 +183,13 @@ def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
         model = create_model(args.network, num_classes=10 if size == 32 else 1000, router=args.router).to(device)
         images_TCHW = (torch.randn(number, 3, size, size) + torch.randn(number, 3, 1, 1)).to(device)
         settled = settle(model, images_TCHW[:64])
-        rate = 0.5 if args.run_rate is None else args.run_rate
+        rate: float | list[float] = 0.5 if args.run_rate is None else args.run_rate
     elif path.is_dir() or args.network.startswith(ZOO):
         folder = open_run(args.network)
         settled = folder.load_model().to(device)
-        images_TCHW, own_rate = _images(folder, args, number)
+        images_TCHW, own_rates = _images(folder, args, number)
         images_TCHW = images_TCHW.to(device)
-        wished = own_rate if args.run_rate is None else args.run_rate
+        wished = own_rates if args.run_rate is None else args.run_rate
         if wished is None or settled.routers is None:
             return settled, images_TCHW
         rate = wished
@@ -199,21 +200,29 @@ def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
     return made, images_TCHW
 
 
-def _images(folder: RunFolder, args: Args, number: int) -> tuple[torch.Tensor, float | None]:
-    """Test images, which take their own paths; random ones, and the rate at which test images ran, without the data."""
+def _images(folder: RunFolder, args: Args, number: int) -> tuple[torch.Tensor, list[float] | None]:
+    """Test images, which take their own paths; without the data, random ones and how often each block is to run."""
     try:
         images_TCHW = folder.test_images(args.data_root, number)
     except UserError as error:
-        found = folder.load_evaluation()
-        rate = found["mean_blocks"] / ARCHITECTURES[folder.config.network.arch].blocks
+        rates = _own_rates(folder)
         note(
-            f"on random images, with paths drawn at the rate of the run's own ({rate:.2f}), because its data is "
-            f"missing: {error}"
+            f"on random images, with paths drawn at the rates of the run's own ({fmean(rates):.2f} in the mean), "
+            f"because its data is missing: {error}"
         )
         random = torch.Generator().manual_seed(args.seed)
-        return torch.randn(number, *folder.data.image_shape, generator=random), rate
+        return torch.randn(number, *folder.data.image_shape, generator=random), rates
     # Round and round where the test set is smaller than the batch.
     return images_TCHW[torch.arange(number) % len(images_TCHW)], None
+
+
+def _own_rates(folder: RunFolder) -> list[float]:
+    """Of each block; without a path table, the mean for all."""
+    try:
+        return [float(rate) for rate in folder.load_paths().path_TN.double().mean(dim=0)]
+    except UserError:
+        blocks = ARCHITECTURES[folder.config.network.arch].blocks
+        return [folder.load_evaluation()["mean_blocks"] / blocks] * blocks
 
 
 def _print(title: str, rows: list[dict[str, Any]]) -> None:
