@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from codinet.report.published import CIFAR, NAMES, PUBLISHED, STATIC, Published, data_key
 from codinet.results.columns import NONE, Row, budget_of, figure
 from codinet.results.recipe import epochs_of
+from codinet.sweep.front import pareto
 from codinet.sweep.summary import spread_of
 
 TABLES = "results", "trade-off"  # whose rows are shown
@@ -28,11 +29,11 @@ def section(data: str, rows: Sequence[Row]) -> str:
 
 def unbeaten(rows: Iterable[Published]) -> list[Published]:
     """Those that no other is as cheap as and as accurate as, cheapest first; of equals, the one named first."""
-    found: list[Published] = []
-    for row in sorted(rows, key=lambda row: (_cost(row), -row.accuracy)):
-        if not found or row.accuracy > found[-1].accuracy:
-            found.append(row)
-    return found
+    first: dict[tuple[float, float], Published] = {}
+    for row in rows:
+        first.setdefault((_cost(row), row.accuracy), row)
+    points = list(first)
+    return [first[points[place]] for place in pareto(points)]
 
 
 def lead(gmaccs: float, accuracy: float, rows: Iterable[Published]) -> float | None:
