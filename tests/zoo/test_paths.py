@@ -10,7 +10,7 @@ from codinet.records import PathTable
 from codinet.runs import measure
 from codinet.zoo.open_run import open_entry
 from codinet.zoo.paths import PREFIX, packed, unpacked
-from codinet.zoo.same_images import order_of
+from codinet.zoo.same_images import identity_of
 from codinet.zoo.shelf import find
 
 TABLE = CostTable(run_N=(100, 200), skip_N=(0, 10), router_N=(1, 1), fixed=50, image_shape=(3, 8, 8), paper_unit=2)
@@ -61,7 +61,7 @@ def test_a_file_without_one_has_none() -> None:
 def test_the_table_is_the_networks_own_on_images_in_order(stocked: Path) -> None:
     entry, digits = open_entry(find("digits-resnet20-06", stocked), stocked), load("digits", Path())
     paths = measure(entry.load_model(), digits, torch.device("cpu")).paths
-    order_T, found = order_of(digits.test), entry.load_paths()
+    order_T, found = identity_of(digits.test).order_T, entry.load_paths()
     assert torch.equal(found.path_TN, paths.path_TN[order_T])
     assert torch.equal(found.prediction_T, paths.prediction_T[order_T])
     assert torch.equal(found.macs_T, paths.macs_T[order_T])

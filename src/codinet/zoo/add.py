@@ -21,7 +21,7 @@ from codinet.runs import DataBrief, RunFolder, measure
 from codinet.zoo.card import FIGURES, FORMAT, Card
 from codinet.zoo.open_run import widened
 from codinet.zoo.paths import packed
-from codinet.zoo.same_images import digest_of, order_of
+from codinet.zoo.same_images import identity_of
 from codinet.zoo.shelf import NAME, zoo_folder
 
 LIMIT = 25 * 10**6  # bytes of weights that a package may bring along
@@ -46,13 +46,13 @@ def add(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot make the zoo's folder {folder}: {error.strerror}; see CODINET_ZOO.") from error
+    tested, order_T = identity_of(dataset.test)
     if run.config.network.routed:
-        order_T = order_of(dataset.test)
         halved |= packed(PathTable(*(column[order_T] for column in evaluation.paths)))
     file = folder / f"{name}.safetensors"
     _check_room(folder, file, halved)
     files.save_tensors(file, halved, about=dataclasses.asdict(model.config))
-    table, tested = block_costs(model, run.data.image_shape), digest_of(dataset.test)
+    table = block_costs(model, run.data.image_shape)
     card = _card(run, name, as_trained, evaluation, table, tested, device, file)
     files.write_json(file.with_suffix(".json"), card.content)
     return card

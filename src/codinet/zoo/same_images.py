@@ -6,6 +6,7 @@ order; so a card tells its test images by a digest of the set of them.
 
 import hashlib
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -14,34 +15,27 @@ from codinet.errors import UserError
 from codinet.zoo.open_run import ZooRun
 
 
-def digest_of(split: Split) -> str:
-    """The same for the same labelled images in any order."""
-    return hashlib.sha256(b"".join(sorted(_each(split)))).hexdigest()
+class Identity(NamedTuple):
+    """What tells a set of labelled images, and one order of them, whatever order they lie in."""
+
+    digest: str
+    order_T: torch.Tensor  # places
 
 
-def order_of(split: Split) -> torch.Tensor:
-    """The places of its images in an order that is the same for every copy of them."""
-    each = _each(split)
-    return torch.tensor(sorted(range(len(each)), key=each.__getitem__))
-
-
-def _each(split: Split) -> list[bytes]:
+def identity_of(split: Split) -> Identity:
     labels = split.labels_N.tolist()
-    return [
+    each = [
         hashlib.sha256(f"{labels[k]} ".encode() + split.images_NCHW[k].numpy().tobytes()).digest()
         for k in range(len(split))
     ]
-
-
-def has_its_images(dataset: Dataset, entry: ZooRun) -> bool:
-    """Whether the card's figures are of this test set."""
-    return digest_of(dataset.test) == entry.card["test_sha256"]
+    order = sorted(range(len(each)), key=each.__getitem__)
+    return Identity(hashlib.sha256(b"".join(each[k] for k in order)).hexdigest(), torch.tensor(order))
 
 
 def same_data(entry: ZooRun, data_root: Path) -> Dataset:
     """The data set, if the card's figures are of its test images."""
     dataset = entry.load_dataset(data_root)
-    if not has_its_images(dataset, entry):
+    if identity_of(dataset.test).digest != entry.card["test_sha256"]:
         raise UserError(
             f"{entry.path} was tested on other images than {dataset.name} holds; point --data-root to them."
         )
