@@ -44,7 +44,7 @@ class Args:
 
 def run(args: Args) -> None:
     require_probability("threshold", args.threshold)
-    thresholds = args.curve if args.curve or args.curve is None else CURVE
+    thresholds = CURVE if args.curve == () else args.curve
     for threshold in thresholds or ():
         require_probability("curve", threshold)
     if args.plot and thresholds is None:

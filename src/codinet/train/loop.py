@@ -219,19 +219,20 @@ class _Training:
             if step.average:
                 self.world.average_statistics(step.average.model)
             self.world.each(partial(self._stop_if_not_finite, stage, epoch, step))
-            if step.average and epoch + 1 == stage.epochs:
+            last = epoch + 1 == stage.epochs
+            if step.average and last:
                 step.average.adopt()
-            if self.controller and stage.train_routers and epoch + 1 == stage.epochs and self.controller.is_stuck():
+            if self.controller and stage.train_routers and last and self.controller.is_stuck():
                 self._tell_stuck(self.controller)
             # In full precision, looking at images takes a GPU as long as a short epoch; the last look is for figures.
-            half = self.means.amp and epoch + 1 < stage.epochs
+            half = self.means.amp and not last
             with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-                if self.controller and (not stage.train_routers or epoch + 1 == stage.epochs):
+                if self.controller and (not stage.train_routers or last):
                     budget, data = self.controller.budget, self.splits.calibration
                     self.judge.calibrate(step.judged, self.model, data, budget)
                 self._log(stage, epoch, step)
             step.sums.zero_()
-            if epoch + 1 == stage.epochs:
+            if last:
                 self._save(Position(number + 1, 0, 0, self.rows), step)
             elif self._saved_before(PAUSE_SECONDS):
                 self._save(Position(number, epoch + 1, 0, self.rows), step)

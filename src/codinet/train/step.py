@@ -87,7 +87,7 @@ class Step:
         self.average = Average(model, config.extra.ema) if config.extra.ema else None
         self.index_L = torch.zeros(schedule.batch // self.world.size, dtype=torch.long, device=device)
         self.speed, self.stem, self.inputs = speed, speed.compile(model.stem), speed.compile(_inputs)
-        self.teacher, self.ask = teacher, self._make_ask(teacher.model) if teacher else None
+        self.ask = self._make_ask(teacher) if teacher else None
         # What other processes are asked for cannot be compiled.
         self.judge = speed.compile(_judge) if self.world.alone else _judge
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -146,21 +146,19 @@ class Step:
 
     @torch.no_grad()
     def _ask_teacher(self, inputs_BCHW: torch.Tensor) -> torch.Tensor | None:
-        if self.teacher is None:
-            return None
-        assert self.ask is not None
-        return self.ask(self.teacher.prepare(inputs_BCHW))
+        return None if self.ask is None else self.ask(inputs_BCHW)
 
-    def _make_ask(self, model: RoutedNetwork) -> Ask:
-        """The teacher as fast as can be."""
+    def _make_ask(self, teacher: Teacher) -> Ask:
+        """The teacher's answers to a step's images, as fast as can be."""
+        model, fast = teacher.model, None
         if self.speed.ask is not None:
             own = torch.Generator(self.device).manual_seed(0)  # training's own numbers must not change by it
             shape = len(self.index_L) * self.views, *self.data.images_NCHW.shape[1:]
-            ask = self.speed.ask(model, torch.randn(shape, generator=own, device=self.device))
-            if ask is not None:
-                return ask
+            fast = self.speed.ask(model, torch.randn(shape, generator=own, device=self.device))
+        if fast is not None:
+            return lambda inputs_BCHW: fast(teacher.prepare(inputs_BCHW))
         stem = self.speed.compile(model.stem)
-        return lambda images_BCHW: model(images_BCHW, step=self.speed.block, stem=stem).logits_BK
+        return lambda inputs_BCHW: model(teacher.prepare(inputs_BCHW), step=self.speed.block, stem=stem).logits_BK
 
     def _note(self, figures: torch.Tensor) -> None:
         finite = figures[: len(_TERMS)].isfinite()
