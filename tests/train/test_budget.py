@@ -45,6 +45,54 @@ def test_gamma_rises_while_the_cost_is_above_the_target() -> None:
     assert all(later > earlier for earlier, later in itertools.pairwise(found))
 
 
+def test_a_worked_example_of_gamma() -> None:
+    made = BudgetController(0.5, steps=2500, device=CPU)  # the integral's gain is 0.2 / 50 = 0.004
+    made.aim(1.0)
+    made.observe(torch.tensor(0.5))  # the running cost goes from 1 to 0.95
+    assert made.integral.item() == pytest.approx(0.004 * 0.45)
+    assert made.gamma().item() == pytest.approx(0.2 * 0.45 + 0.004 * 0.45)
+
+
+def test_what_plain_images_cost_more_is_aimed_below() -> None:
+    made = controller(0.6)
+    made.cost.fill_(0.6)
+    made.compare(0.64, settling=False)  # half of it is believed at once
+    made.aim(1.0)
+    assert made.target.item() == pytest.approx(0.58)
+    made.compare(0.64, settling=False)
+    made.aim(1.0)
+    assert made.target.item() == pytest.approx(0.57)
+    made.aim(0.0)
+    assert made.target.item() == 1  # nothing is asked for at first
+    for _ in range(20):
+        made.compare(0.5, settling=False)
+    made.aim(1.0)
+    assert made.target.item() == pytest.approx(0.7)
+    assert made.integral.item() == 0
+
+
+def test_where_routers_settle_gamma_follows_the_drift_of_an_epoch() -> None:
+    made = controller(0.6)
+    made.integral.fill_(0.2)
+    made.compare(0.62, settling=True)
+    assert made.integral.item() == pytest.approx(0.2 * 1.2)  # ten times 0.02 is a fifth
+    made.integral.fill_(-0.001)
+    made.compare(0.55, settling=True)
+    assert made.integral.item() == pytest.approx(-0.001 - 0.01 * 0.5)
+
+
+def test_the_budget_is_met_by_plain_images_that_cost_more_than_training_batches() -> None:
+    # A network whose cost follows γ at once: 0.9 − 4γ in training, and 0.05 more in use.
+    made = BudgetController(0.4, steps=2000, device=CPU)
+    for step in range(2000):
+        made.aim(step / 2000)
+        cost = 0.9 - 4 * made.gamma().item()
+        made.observe(torch.tensor(cost))
+        if step % 100 == 99:
+            made.compare(cost + 0.05, settling=step > 1000)
+    assert cost + 0.05 == pytest.approx(0.4, abs=0.01)
+
+
 def test_it_is_stuck_where_the_cost_stays_elsewhere_whatever_gamma() -> None:
     made = controller()
     assert not made.is_stuck()  # it has not tried yet
@@ -52,6 +100,9 @@ def test_it_is_stuck_where_the_cost_stays_elsewhere_whatever_gamma() -> None:
     assert made.is_stuck()
     gammas(made, 0.63, 200)
     assert not made.is_stuck()
+    made.excess.fill_(0.07)  # but plain images cost 0.7
+    made.integral.fill_(0.5)
+    assert made.is_stuck()
     gammas(made, 0.1, 5000)
     assert made.is_stuck()
 

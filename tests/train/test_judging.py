@@ -1,4 +1,6 @@
 import copy
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -75,9 +77,46 @@ def test_no_threshold_is_looked_at_twice(
     assert len(looks) == len(set(looks)) * len(model.blocks)  # of one batch: once for each block
 
 
+@pytest.mark.parametrize("budget", [0.3, 0.8])
+def test_nudges_go_half_the_way_each_and_come_to_the_budget(
+    model: RoutedNetwork, images: Resident, budget: float
+) -> None:
+    judged, trained = copy.deepcopy(model), copy.deepcopy(model)
+    judge = Judge(block_costs(model, (3, 8, 8)), CPU, World())
+    gaps = []
+    for _ in range(12):
+        plain = judge.evaluate(judged, images)
+        gaps.append(abs(plain.cost_share - budget))
+        judge.nudge(judged, trained, plain, budget)
+    assert gaps[1] > 0.2 * gaps[0]  # not all at once
+    assert gaps[-1] < 0.02
+    for one, other in zip(judged.parameters(), trained.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_worked_example_of_a_nudge(model: RoutedNetwork, images: Resident) -> None:
+    table = block_costs(model, (3, 8, 8))
+    judged, judge = copy.deepcopy(model), Judge(table, CPU, World())
+    plain = judge.evaluate(judged, images)
+    # All run with a probability of 0.9, whose logit is log 9, but the first block's half of the images with 0.6.
+    probability_TN = torch.full_like(plain.paths.run_probability_TN, 0.9)
+    probability_TN[:30, 0] = 0.6
+    path_TN = torch.ones_like(plain.paths.path_TN)
+    before = replace(
+        plain, cost_share=1.0, paths=plain.paths._replace(run_probability_TN=probability_TN, path_TN=path_TN)
+    )
+    path_TN[:30, 0] = 0
+    biases = [p[1].item() for name, p in judged.named_parameters() if name.endswith("out.bias")]
+    judge.nudge(judged, judged, before, table.share(path_TN).mean().item())
+    after = [p[1].item() for name, p in judged.named_parameters() if name.endswith("out.bias")]
+    (moved,) = {round(now - was, 5) for was, now in zip(biases, after, strict=True)}
+    assert -math.log(9) / 2 < moved < -math.log(1.5) / 2
+
+
 def test_a_budget_that_is_met_moves_nothing(model: RoutedNetwork, images: Resident) -> None:
     judge = Judge(block_costs(model, (3, 8, 8)), CPU, World())
-    budget = judge.evaluate(model, images).cost_share + 0.003
-    judged = copy.deepcopy(model)
+    plain = judge.evaluate(model, images)
+    judged, budget = copy.deepcopy(model), plain.cost_share + 0.003
     judge.calibrate(judged, judged, images, budget)
+    judge.nudge(judged, judged, plain, budget)
     assert all(torch.equal(one, other) for one, other in zip(judged.parameters(), model.parameters(), strict=True))

@@ -442,8 +442,8 @@ def test_figures_that_stay_are_exact_and_others_as_precise_as_the_training(
     monkeypatch.setattr(judging, "evaluate", listen)
     monkeypatch.setattr(judging, "TOLERANCE", 1.0)  # one look is enough to calibrate
     loop.train(tmp_path / "run", small_run, few, device=CPU, amp=amp)
-    # Two epochs and a calibration, one epoch and a calibration, and the test set.
-    assert halved == [amp, False, False, False, False, False]
+    # An epoch and what plain images cost, an epoch and a calibration, another epoch and calibration, and the test set.
+    assert halved == [amp, amp, False, False, False, False, False]
 
 
 def test_routing_that_does_not_depend_on_the_image_is_told(

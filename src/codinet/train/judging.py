@@ -39,11 +39,7 @@ class Judge:
         return join([part for part in self.world.gather(mine) if part is not None], self.table)
 
     def calibrate(self, judged: RoutedNetwork, trained: RoutedNetwork, data: Placed, budget: float) -> None:
-        """Shift the routers so that plain images in evaluation mode cost the budget.
-
-        Where the network that is judged is an average of the one that is trained, both are shifted alike: else the
-        average would drift back to where it was.
-        """
+        """Shift the routers so that plain images in evaluation mode cost the budget."""
 
         @cache  # both the look whether to search and the search begin at one half
         def cost_at(threshold: float) -> float:
@@ -52,11 +48,25 @@ class Judge:
         was_training = judged.training
         judged.eval()
         if abs(cost_at(0.5) - budget) > TOLERANCE:
-            threshold = find_threshold(cost_at, budget)
-            for network in {trained, judged}:
-                assert network.routers is not None
-                network.routers.shift(-math.log(threshold / (1 - threshold)))
+            _shift(judged, trained, find_threshold(cost_at, budget))
         judged.train(was_training)
+
+    def nudge(self, judged: RoutedNetwork, trained: RoutedNetwork, plain: Evaluation, budget: float) -> None:
+        """Shift the routers half the way to the budget, by one look: as if later routers saw what they see now."""
+
+        def cost_at(threshold: float) -> float:
+            return self.table.share(plain.paths.run_probability_TN >= threshold).mean().item()
+
+        if abs(plain.cost_share - budget) > TOLERANCE:
+            _shift(judged, trained, find_threshold(cost_at, budget), part=0.5)
+
+
+def _shift(judged: RoutedNetwork, trained: RoutedNetwork, threshold: float, part: float = 1.0) -> None:
+    """Make this threshold the usual one, or go a part of the way. Where the network that is judged is an average of the
+    one that is trained, both are shifted alike: else the average would drift back to where it was."""
+    for network in {trained, judged}:
+        assert network.routers is not None
+        network.routers.shift(-part * math.log(threshold / (1 - threshold)))
 
 
 def join(parts: list[Evaluation], table: CostTable) -> Evaluation:

@@ -26,7 +26,7 @@ from codinet.evaluate import Evaluation
 from codinet.kernels import available
 from codinet.runs import DataBrief, RunFolder, build_model
 from codinet.train import checkpoint
-from codinet.train.budget import BudgetController
+from codinet.train.budget import SETTLE, BudgetController
 from codinet.train.building import Builder, Means
 from codinet.train.checkpoint import Checkpoint, Position
 from codinet.train.distillation import Teacher
@@ -230,7 +230,14 @@ class _Training:
                 if self.controller and (not stage.train_routers or last):
                     budget, data = self.controller.budget, self.splits.calibration
                     self.judge.calibrate(step.judged, self.model, data, budget)
-                self._log(stage, epoch, step)
+                watched = self.judge.evaluate(step.judged, self.splits.watched)
+                self._log(stage, epoch, step, watched)
+                if self.controller and stage.train_routers and not last:
+                    plain = self._look_at_plain(step, watched)
+                    settling = epoch + 1 >= SETTLE * stage.epochs
+                    self.controller.compare(plain.cost_share, settling=settling)
+                    if settling:
+                        self.judge.nudge(step.judged, self.model, plain, self.controller.budget)
             step.sums.zero_()
             if last:
                 self._save(Position(number + 1, 0, 0, self.rows), step)
@@ -294,9 +301,14 @@ class _Training:
                 "start again with a lower --lr and another --out."
             )
 
-    def _log(self, stage: Stage, epoch: int, step: Step) -> None:
+    def _look_at_plain(self, step: Step, watched: Evaluation) -> Evaluation:
+        """Of the images to calibrate on; test images, where they are watched, must not have a say."""
+        if self.splits.watched is self.splits.calibration:
+            return watched
+        return self.judge.evaluate(step.judged, self.splits.calibration)
+
+    def _log(self, stage: Stage, epoch: int, step: Step, held: Evaluation) -> None:
         means = step.means()
-        held = self.judge.evaluate(step.judged, self.splits.watched)
         row: dict[str, Any] = {"stage": stage.name, "epoch": epoch + 1, "watched": self._watched, **means}
         row |= {"train_accuracy": 100 * means["accuracy"], "train_cost_share": means["cost_share"]}
         row |= held.summary()
@@ -309,7 +321,7 @@ class _Training:
 
     def _tell_stuck(self, controller: BudgetController) -> None:
         self.reporter.warn(
-            f"training came to {controller.cost.item():.2f} of the static cost where {controller.budget:g} was asked "
+            f"training came to {controller.plain_cost():.2f} of the static cost where {controller.budget:g} was asked "
             "for: the routers no longer move, whatever a block costs. Shifting them all closes the gap and costs "
             f"accuracy. Raise --score-decay (now {self.config.losses.score_decay:g}), or train longer."
         )
