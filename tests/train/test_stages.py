@@ -84,3 +84,9 @@ def test_a_warm_up_takes_at_most_a_fifth_of_a_short_run() -> None:
 def test_the_second_stage_is_a_cosine_of_its_own_rate_without_warm_up() -> None:
     finetune = stages_of(run(epochs=250, finetune=20, finetune_lr=0.01))[1]
     assert [finetune.lr_at(epoch) for epoch in (0, 10, 20)] == pytest.approx([0.01, 0.005, 0])
+
+
+@pytest.mark.parametrize(("epoch", "grip"), [(0, 1), (5, 1), (7.5, 0.5), (9, 0.2), (10, 0)])
+def test_margins_are_let_go_over_the_second_half(epoch: float, grip: float) -> None:
+    joint = stages_of(run(epochs=10))[0]
+    assert joint.grip_at(epoch) == pytest.approx(grip)

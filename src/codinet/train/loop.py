@@ -269,6 +269,7 @@ class _Training:
             done = epoch + i / steps
             step.index_L.copy_(index_L)
             step.lr.fill_(stage.lr_at(done))
+            step.grip.fill_(stage.grip_at(done))
             if self.controller and stage.path_losses:
                 self.controller.aim(done / stage.epochs)
             go()

@@ -1,7 +1,7 @@
 """One optimisation step on fixed buffers: views, forward, losses, backward, update, budget, sums.
 
 Nothing here waits for the device or allocates by what it finds there, so the same function runs eagerly and
-inside a CUDA graph. The host sets `index_L`, `lr` and the controller's target before each step, and reads
+inside a CUDA graph. The host sets `index_L`, `lr`, `grip` and the controller's target before each step, and reads
 `sums` when it wants figures.
 
 Of several processes each takes its share of the images of a step. Means over the batch are taken of the share,
@@ -92,6 +92,7 @@ class Step:
         self.judge = speed.compile(_judge) if self.world.alone else _judge
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.lr = torch.zeros((), device=device)
+        self.grip = torch.ones((), device=device)
         self.gamma = torch.full((), self.losses.gamma or 0.0, device=device)  # where no controller sets it
         self.optimizer = torch.optim.SGD(
             self.trained.values(),
@@ -127,7 +128,7 @@ class Step:
             output = self.shared(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
         gamma = self.controller.gamma() if self.controller else self.gamma
         loss, mine = self.judge(
-            *(output, labels_B, self.views, self.losses, gamma * self.acting, self.weights_N, self.run_share_N),
+            *(output, labels_B, self.views, self.losses, gamma * self.acting, self.grip, self.weights_N, self.run_share_N),
             rows=self.world.rows if self.acting else None,
             extra=self.extra,
             taught_BK=taught_BK,
@@ -195,6 +196,7 @@ def _judge(
     views: int,
     losses: LossConfig,
     gamma: torch.Tensor,
+    grip: torch.Tensor,
     weights_N: torch.Tensor,
     run_share_N: torch.Tensor,
     *,
@@ -221,7 +223,7 @@ def _judge(
         assert extra.distill is not None
         taught = distillation(output.logits_BK, taught_BK, temperature=extra.distill_temperature)
         learnt = terms._replace(classification=(1 - extra.distill) * classification + extra.distill * taught)
-    loss = total(learnt, alpha=losses.alpha, beta=losses.beta, gamma=gamma) + losses.score_decay * decay
+    loss = total(learnt, alpha=losses.alpha, beta=losses.beta, gamma=gamma) + losses.score_decay * grip * decay
     hard_BN = (output.scores_BN2[..., 1] >= output.scores_BN2[..., 0]).float()
     cost_share = (hard_BN @ run_share_N).mean()
     hits = (output.logits_BK.argmax(dim=1) == labels_B).float().mean()
