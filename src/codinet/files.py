@@ -4,11 +4,12 @@ A file appears whole or not at all: it is written beside its place, flushed to t
 files are safetensors (no code can hide in them) and carry a digest of their contents.
 """
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as pack_tensors
 
 from codinet.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not every system has it
+    fcntl = None  # type: ignore[assignment]
 
 
 class DamagedError(UserError):
@@ -56,6 +62,21 @@ def _flush_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextmanager
+def held(path: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock file; `UserError` with the refusal if another process does. It goes with the process, however that
+    ends, and children do not inherit it: workers that outlive a killed training must not keep it from going on."""
+    with path.open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise UserError(refusal) from error
+                # Else the file system has no locks, and nobody can be kept out.
+        yield
 
 
 def sweep(folder: Path) -> None:

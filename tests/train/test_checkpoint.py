@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from codinet import files
 from codinet.model import RoutedNetwork
 from codinet.train.checkpoint import KEEP, Position, latest, restore, restore_step, save
 from codinet.train.step import Step
@@ -101,6 +102,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(tmp_path: Pat
     (sentence,) = said
     assert Position(0, 2).file_name in sentence
     assert sentence.endswith("Going back to the checkpoint before it.")
+
+
+def test_a_sealed_file_of_another_kind_is_no_checkpoint(tmp_path: Path, step: Step) -> None:
+    save(tmp_path, Position(0, 1), step.model, step, None)
+    files.save_tensors(tmp_path / "0-00002-0000000.safetensors", {"x": torch.zeros(1)}, about={"kind": "model"})
+    warnings: list[str] = []
+    found = latest(tmp_path, warnings.append)
+    assert found is not None
+    assert found.position == Position(0, 1)
+    (warning,) = warnings
+    assert "0-00002-0000000.safetensors is no checkpoint. Going back to the checkpoint before it." in warning
 
 
 def test_where_all_are_damaged_each_is_named(tmp_path: Path, step: Step) -> None:

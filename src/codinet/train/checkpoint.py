@@ -111,12 +111,19 @@ def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     found = _files(folder)
     while found:
         try:
-            tensors, position = files.load_tensors(found.pop())
-            return Checkpoint(Position(**position), tensors)
+            return _read(found.pop())
         except files.DamagedError as error:
             back = "the checkpoint before it" if found else "the beginning, for no other checkpoint is left"
             warn(f"{error} Going back to {back}.")
     return None
+
+
+def _read(file: Path) -> Checkpoint:
+    tensors, position = files.load_tensors(file)
+    try:
+        return Checkpoint(Position(**position), tensors)
+    except TypeError as error:
+        raise files.DamagedError(f"{file} is no checkpoint.") from error
 
 
 def restore(checkpoint: Checkpoint, model: torch.nn.Module, controller: BudgetController | None) -> None:

@@ -1,12 +1,24 @@
 """Where a training writes: a new run folder, or the one that a stopped training left."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from codinet import files
 from codinet.config import RunConfig, first_difference, flat, to_dict
 from codinet.errors import UserError
 from codinet.runs import DataBrief, RunFolder
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Keep other trainings out of a run folder: two that go on with one run would undo each other's checkpoints."""
+    place = out / "checkpoints"
+    place.mkdir(exist_ok=True)
+    with files.held(place / ".lock", f"Another training is at work in {out}; wait for it or choose another --out."):
+        yield
 
 
 def open_folder(

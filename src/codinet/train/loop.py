@@ -6,6 +6,7 @@ writes the run folder and reports.
 """
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from codinet.train.building import Builder, Means
 from codinet.train.checkpoint import Checkpoint, Position
 from codinet.train.distillation import Teacher
 from codinet.train.distributed import World, seed_apart
-from codinet.train.folder import open_folder
+from codinet.train.folder import alone_in, open_folder
 from codinet.train.judging import Judge
 from codinet.train.reporting import Reporter
 from codinet.train.sources import begin_from, read_sources
@@ -158,6 +159,11 @@ class _Training:
             self.reporter.warn(f"{self.folder.path} is finished already; here is what it reached.")
             self.model.load_state_dict(self.world.lead(lambda: self.folder.load_model().state_dict()))
             return self.folder, self.judge.evaluate(self.model, self.splits.test)
+        with ExitStack() as held:
+            self.world.lead(lambda: held.enter_context(alone_in(self.folder.path)))
+            return self._train()
+
+    def _train(self) -> tuple[RunFolder, Evaluation]:
         found = self.world.lead(self._find_start)
         start = found.position
         if found.tensors:

@@ -31,7 +31,6 @@ class Stage:
             return rate * 0.5 * (1 + math.cos(math.pi * done))
         return rate * 0.1 ** sum(done >= mark for mark in self.milestones)
 
-
     def grip_at(self, epoch: float) -> float:
         """Share of the margins' decay that acts: all of it while routers are to move, none in the end, when they are to
         be sure, so that the relaxed network becomes the hard one."""

@@ -128,7 +128,16 @@ class Step:
             output = self.shared(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
         gamma = self.controller.gamma() if self.controller else self.gamma
         loss, mine = self.judge(
-            *(output, labels_B, self.views, self.losses, gamma * self.acting, self.grip, self.weights_N, self.run_share_N),
+            *(
+                output,
+                labels_B,
+                self.views,
+                self.losses,
+                gamma * self.acting,
+                self.grip,
+                self.weights_N,
+                self.run_share_N,
+            ),
             rows=self.world.rows if self.acting else None,
             extra=self.extra,
             taught_BK=taught_BK,
