@@ -67,8 +67,7 @@ class LossConfig:
     m_d: float = 0.5
     """Margin of the diversity loss."""
     score_decay: float = 1e-4
-    """Decay of the routers' margins, which keeps them from settling early and fades over the second half of stage 1; 0
-    is the letter of the paper."""
+    """Decay of the routers' margins, which keeps them movable until the last epochs; 0 is the letter of the paper."""
     paths: Literal["noise-free", "noised"] = "noise-free"
     """The relaxed paths that the losses see; "noised" is the letter of the paper."""
 

@@ -28,7 +28,7 @@ from codinet.kernels import available
 from codinet.runs import DataBrief, RunFolder, build_model
 from codinet.train import checkpoint
 from codinet.train.budget import SETTLE, BudgetController
-from codinet.train.building import Builder, Means
+from codinet.train.building import Builder, Go, Means
 from codinet.train.checkpoint import Checkpoint, Position
 from codinet.train.distillation import Teacher
 from codinet.train.distributed import World, seed_apart
@@ -171,6 +171,7 @@ class _Training:
         else:
             self.sources.start.require()
         self.sources.teacher.require()
+        self.rows = start.rows
         self._announce(start)
         if self.misfits and not found.tensors:
             what = " and ".join(self.misfits)
@@ -194,7 +195,6 @@ class _Training:
         return found
 
     def _announce(self, start: Position) -> None:
-        self.rows = start.rows
         total = sum(stage.epochs for stage in self.stages) * self.splits.steps
         done = (
             sum(stage.epochs for stage in self.stages[: start.stage]) + start.epoch
@@ -267,7 +267,7 @@ class _Training:
             teacher=self.teacher,
         )
 
-    def _run_epoch(self, number: int, epoch: int, first: int, step: Step, go: Any) -> None:
+    def _run_epoch(self, number: int, epoch: int, first: int, step: Step, go: Go) -> None:
         stage, size, steps = self.stages[number], len(step.index_L), self.splits.steps
         order = epoch_order(len(self.splits.train), seed=self.config.seed, epoch=number * 100_000 + epoch)
         mine = order[: steps * self.world.size * size].unflatten(0, (steps, self.world.size, size))

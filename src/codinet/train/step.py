@@ -89,7 +89,7 @@ class Step:
         self.speed, self.stem, self.inputs = speed, speed.compile(model.stem), speed.compile(_inputs)
         self.ask = self._make_ask(teacher) if teacher else None
         # What other processes are asked for cannot be compiled.
-        self.judge = speed.compile(_judge) if self.world.alone else _judge
+        self.loss_of = speed.compile(_loss_of) if self.world.alone else _loss_of
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.lr = torch.zeros((), device=device)
         self.grip = torch.ones((), device=device)
@@ -127,19 +127,17 @@ class Step:
             taught_BK = self._ask_teacher(inputs_BCHW)
             output = self.shared(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
         gamma = self.controller.gamma() if self.controller else self.gamma
-        loss, mine = self.judge(
-            *(
-                output,
-                labels_B,
-                self.views,
-                self.losses,
-                gamma * self.acting,
-                self.grip,
-                self.weights_N,
-                self.run_share_N,
-            ),
-            rows=self.world.rows if self.acting else None,
+        loss, mine = self.loss_of(
+            output,
+            labels_B,
+            views=self.views,
+            losses=self.losses,
             extra=self.extra,
+            gamma=gamma * self.acting,
+            grip=self.grip,
+            weights_N=self.weights_N,
+            run_share_N=self.run_share_N,
+            rows=self.world.rows if self.acting else None,
             taught_BK=taught_BK,
         )
         self.optimizer.zero_grad(set_to_none=True)
@@ -199,18 +197,18 @@ def _inputs(
     return random_views(images_LCHW, views, pad=pad, flip=flip, blank=blank), labels_L.repeat_interleave(views)
 
 
-def _judge(
+def _loss_of(
     output: RoutedOutput,
     labels_B: torch.Tensor,
+    *,
     views: int,
     losses: LossConfig,
+    extra: ExtraConfig,
     gamma: torch.Tensor,
     grip: torch.Tensor,
     weights_N: torch.Tensor,
     run_share_N: torch.Tensor,
-    *,
     rows: Callable[[torch.Tensor], torch.Tensor] | None,
-    extra: ExtraConfig,
     taught_BK: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of this process's images, and its `SUMS`. `rows` fetches everybody's paths; without it, paths do not
