@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,28 @@ def test_other_data_has_another_digest(few: Dataset, change: Callable[[Dataset],
     assert DataBrief.of(change(few)).sha256 != DataBrief.of(few).sha256
 
 
+def test_data_is_the_same_however_its_mean_was_rounded(few: Dataset) -> None:
+    brief = DataBrief.of(few)
+    assert brief.same_images(replace(brief, name="copy", mean=(1.0,), std=(2.0,)))
+    assert not brief.same_images(DataBrief.of(change_a_pixel(few)))
+    assert not brief.same_images(replace(brief, classes=tuple("abcdefghij")))
+
+
+def test_images_are_normalised_as_the_network_was_trained_to_see_them(folder: RunFolder) -> None:
+    trained = replace(folder, data=replace(folder.data, mean=(90.0,), std=(40.0,)))
+    found = trained.load_dataset(Path())
+    assert (found.mean, found.std) == ((90.0,), (40.0,))
+
+
+def test_only_a_runs_own_data_is_loaded_as_such(folder: RunFolder) -> None:
+    rounded = replace(folder, data=replace(folder.data, mean=(folder.data.mean[0] + 1e-9,)))
+    assert len(rounded.load_own_dataset(Path()).test) == 40
+    for change in ({"sha256": "0" * 64}, {"classes": tuple("abcdefghij")}):
+        other = replace(folder, data=replace(folder.data, **change))
+        with pytest.raises(UserError, match=r"was trained on other data than few holds now; point --data-root to it"):
+            other.load_own_dataset(Path())
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, small_run: RunConfig, few: Dataset) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"Cannot make the run folder .*file/run: Not a directory"):
@@ -79,6 +102,10 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
+def data(**values: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda content: {**content, "data": {**content["data"], **values}}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -87,6 +114,21 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], Any]:
         (lambda content: {**content, "format": 7}, "its format is 7, and this version reads 1"),
         (lambda content: {**content, "data": []}, "AttributeError"),
         (lambda content: {**content, "data": {}}, "TypeError"),
+        (lambda content: {**content, "environment": None}, "environment holds None, which does not fit"),
+        (data(classes="0123456789"), "data.classes holds '0123456789', which does not fit"),
+        (data(classes=[]), r"data.classes holds \[\]"),
+        (data(classes=[0, 1]), r"data.classes holds \[0, 1\]"),
+        (data(image_shape=[1, 8]), r"data.image_shape holds \[1, 8\]"),
+        (data(image_shape=[1, 8, 0]), r"data.image_shape holds \[1, 8, 0\]"),
+        (data(image_shape=[1, 8.0, 8]), r"data.image_shape holds \[1, 8.0, 8\]"),
+        (data(image_shape="1x8"), "data.image_shape holds '1x8'"),
+        (data(mean=3.5), "data.mean holds 3.5"),
+        (data(mean=["3.5"]), r"data.mean holds \['3.5'\]"),
+        (data(mean=[3.5, 3.5]), r"data.mean holds \[3.5, 3.5\]"),
+        (data(std=[0.0]), r"data.std holds \[0.0\]"),
+        (data(std=[float("inf")]), r"data.std holds \[inf\]"),
+        (data(name=None), "data.name holds None"),
+        (data(sha256=12), "data.sha256 holds 12"),
         (drop("environment"), "environment"),
         (drop("config"), "config"),
         (drop("data", "sha256"), "sha256"),
@@ -121,6 +163,59 @@ def test_a_line_cut_short_is_left_out(folder: RunFolder, cut: str) -> None:
     with folder.metrics_file.open("a") as file:
         file.write(cut)
     assert folder.metrics() == [{"epoch": 1}]
+
+
+@pytest.mark.parametrize("bad", [b'{"epoch": "\xff\xfe"}', b"[2]", b"2", b"null"])
+def test_metrics_end_before_the_first_line_that_is_no_row(folder: RunFolder, bad: bytes) -> None:
+    folder.metrics_file.write_bytes(b'{"epoch": 1}\n' + bad + b'\n{"epoch": 3}\n')
+    assert folder.metrics() == [{"epoch": 1}]
+
+
+def test_a_row_of_metrics_is_on_the_disk_before_the_training_goes_on(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _handle: synced.append(folder.metrics_file.read_text()))
+    folder.add_metrics({"epoch": 1})
+    assert synced == ['{"epoch": 1}\n']
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _figures: [],
+        lambda figures: {**figures, "accuracy": "94"},
+        lambda figures: {**figures, "n": 40.0},
+        lambda figures: {**figures, "always_on": True},
+        lambda figures: {key: value for key, value in figures.items() if key != "loss"},
+    ],
+)
+def test_half_an_evaluation_is_none(own_run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    file = own_run / "evaluation.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(DamagedError, match=r"evaluation\.json holds no evaluation; restore it or train again"):
+        RunFolder.open(own_run).load_evaluation()
+
+
+def test_a_whole_number_is_a_figure(own_run: Path) -> None:
+    file = own_run / "evaluation.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "accuracy": 90}))
+    assert RunFolder.open(own_run).load_evaluation()["accuracy"] == 90
+
+
+def test_who_needs_a_finished_run_is_told_how_to_finish_it(folder: RunFolder, finished_run: Path) -> None:
+    RunFolder.open(finished_run).require_finished()
+    with pytest.raises(UserError, match="is not finished; finish it with codinet train … --resume"):
+        folder.require_finished()
+
+
+def test_how_long_a_run_took_may_be_unknown_and_not_damaged(folder: RunFolder) -> None:
+    assert folder.wall_seconds() is None
+    (folder.path / "timing.json").write_text('{"seconds": null}')
+    assert folder.wall_seconds() is None
+    (folder.path / "timing.json").write_text("[]")
+    with pytest.raises(DamagedError, match=r"timing\.json does not say how long the run took; restore or remove it"):
+        folder.wall_seconds()
 
 
 def test_results_come_back_as_they_were_saved(folder: RunFolder, few: Dataset) -> None:

@@ -26,8 +26,25 @@ except ImportError:  # not every system has it
     fcntl = None  # type: ignore[assignment]
 
 
+LOCK = ".lock"
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
 class DamagedError(UserError):
     """A file that is not what was written."""
+
+
+def unreadable(path: Path | str, error: OSError) -> UserError:
+    """The error for a file that the system does not give. It may be whole, so it is not called damaged."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        way_out = "check its permissions"
+    elif error.errno == errno.EIO:
+        way_out = "check the disk that it lies on"
+    else:
+        way_out = "check the path"
+    return UserError(f"{path} cannot be read ({error.strerror or error}); {way_out}.")
 
 
 def sha256_of(path: Path) -> str:
@@ -48,8 +65,9 @@ def write(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             beside.unlink()
+        way_out = "free some space" if error.errno in _FULL else "check the path and its permissions"
         raise UserError(
-            f"Could not write {path}: {error.strerror or error}; free some space or choose another folder "
+            f"Could not write {path}: {error.strerror or error}; {way_out} or choose another folder "
             "(what was written before is intact)."
         ) from error
 
@@ -65,13 +83,21 @@ def _flush_folder(folder: Path) -> None:
 
 
 @contextmanager
-def held(path: Path, refusal: str) -> Iterator[None]:
-    """Hold a lock file; `UserError` with the refusal if another process does. It goes with the process, however that
-    ends, and children do not inherit it: workers that outlive a killed training must not keep it from going on."""
-    with path.open("w") as file:
+def held(folder: Path, refusal: str) -> Iterator[None]:
+    """Make the folder and keep other processes that ask for it out: they get a `UserError` with the refusal.
+
+    The lock goes with the process, however that ends, and children do not inherit it: workers that outlive a killed
+    training must not keep it from going on.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise UserError(f"Cannot work in the folder {folder}: {error.strerror}; choose another --out.") from error
+    with lock:
         if fcntl is not None:
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise UserError(refusal) from error
@@ -95,7 +121,9 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; is {path.parent} a run folder?") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
         raise DamagedError(f"{path} cannot be read as JSON ({error}); restore it or train again.") from error
 
 
@@ -107,7 +135,7 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Any = N
 
 
 def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
-    """What `save_tensors` wrote, or `DamagedError`."""
+    """What `save_tensors` wrote; `DamagedError` where the file is not that."""
     try:
         content = path.read_bytes()
         tensors = parse_tensors(content)
@@ -115,7 +143,9 @@ def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; is {path.parent} a finished run folder?") from error
-    except (OSError, ValueError, SafetensorError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, SafetensorError) as error:
         raise DamagedError(f"{path} is damaged or no safetensors file ({error}).") from error
     if "sha256" not in metadata or "about" not in metadata:
         raise DamagedError(f"{path} was not written by codinet: it carries no checksum.")

@@ -11,8 +11,10 @@ checkpoints/         optimizer, generators, position: for resuming only
 
 import hashlib
 import json
+import math
+import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,10 @@ from codinet.relaxation import hard
 FORMAT = 1
 ZOO = "zoo:"  # what stands before the name of a network of the zoo, where a run folder is asked for
 _ENOUGH = 2**28  # bytes of images, beyond which a sample of them tells a data set from others
+# The figures of an evaluation and the kinds that JSON has them as, which may write a whole float as an int.
+_FIGURES = {
+    entry.name: (int,) if entry.type is int else (int, float) for entry in fields(Evaluation) if entry.name != "paths"
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,47 @@ class DataBrief:
             for tensor in (split.images_NCHW[::step], split.labels_N):
                 digest.update(tensor.contiguous().numpy().data)
         return cls(dataset.name, dataset.classes, dataset.mean, dataset.std, dataset.image_shape, digest.hexdigest())
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> "DataBrief":
+        """The brief that JSON holds; an entry that no data set can have is a `UserError`."""
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
+        }
+        brief = cls(**values)
+        odd = _misfit(brief)
+        if odd is not None:
+            raise UserError(f"data.{odd} holds {content[odd]!r}, which does not fit.")
+        return brief
+
+    def same_images(self, other: "DataBrief") -> bool:
+        """Whether both are of the same images and classes.
+
+        Mean and spread do not count: they are sums of floats, and another machine may round them otherwise.
+        """
+        return (self.sha256, self.classes) == (other.sha256, other.classes)
+
+
+def _misfit(brief: DataBrief) -> str | None:
+    """The first entry that no data set can have."""
+    if not _listed(brief.classes, str) or not brief.classes:
+        return "classes"
+    if not _listed(brief.image_shape, int) or len(brief.image_shape) != 3 or min(brief.image_shape) < 1:
+        return "image_shape"
+    for name, values in (("mean", brief.mean), ("std", brief.std)):
+        if (
+            not _listed(values, int, float)
+            or len(values) != brief.image_shape[0]
+            or not all(map(math.isfinite, values))
+        ):
+            return name
+    if min(brief.std) <= 0:  # images are divided by it
+        return "std"
+    return next((name for name in ("name", "sha256") if not isinstance(getattr(brief, name), str)), None)
+
+
+def _listed(values: Any, *kinds: type) -> bool:
+    return isinstance(values, tuple) and all(type(value) in kinds for value in values)
 
 
 @dataclass(frozen=True)
@@ -96,10 +143,10 @@ class RunFolder:
         try:
             if content["format"] != FORMAT:
                 raise files.DamagedError(f"its format is {content['format']}, and this version reads {FORMAT}")
-            brief: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in content["data"].items()
-            }
-            return cls(path, from_dict(content["config"]), DataBrief(**brief), content["environment"])
+            environment = content["environment"]
+            if not isinstance(environment, dict):
+                raise UserError(f"environment holds {environment!r}, which does not fit.")
+            return cls(path, from_dict(content["config"]), DataBrief.read(content["data"]), environment)
         except (KeyError, TypeError, AttributeError, UserError) as error:
             why = str(error).rstrip(".") if isinstance(error, UserError) else repr(error)
             raise files.DamagedError(f"{file} is not a run's config ({why}); restore it or train again.") from error
@@ -109,16 +156,28 @@ class RunFolder:
         return _without_places(to_dict(self.config))
 
     def load_dataset(self, data_root: Path) -> Dataset:
-        """The data set named in the config, as it is on disk now; whether it is still the same is `data`'s to tell."""
-        return load(self.config.source, data_root, image_size=self.config.data.image_size)
+        """The data set named in the config, as it is on disk now; whether it is still the same is `data`'s to tell.
+
+        Whatever it holds now, it is normalised as the network was trained to see it.
+        """
+        dataset = load(self.config.source, data_root, image_size=self.config.data.image_size)
+        return replace(dataset, mean=self.data.mean, std=self.data.std)
+
+    def load_own_dataset(self, data_root: Path) -> Dataset:
+        """The same, if its images are those that the run was trained and tested on; `UserError` otherwise."""
+        dataset = self.load_dataset(data_root)
+        if not DataBrief.of(dataset).same_images(self.data):
+            raise UserError(
+                f"{self.path} was trained on other data than {dataset.name} holds now; point --data-root to it."
+            )
+        return dataset
 
     def test_images(self, data_root: Path, number: int) -> torch.Tensor:
         """The first test images, normalised as the network was trained to see them."""
         dataset = self.load_dataset(data_root)
         if dataset.image_shape != self.data.image_shape:
             raise UserError(f"{dataset.name} now has images of another shape than {self.path} was trained on.")
-        mean_C, std_C = torch.tensor(self.data.mean), torch.tensor(self.data.std)
-        return normalise(dataset.test.images_NCHW[:number], mean_C, std_C)
+        return normalise(dataset.test.images_NCHW[:number], torch.tensor(dataset.mean), torch.tensor(dataset.std))
 
     # metrics
 
@@ -127,15 +186,18 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Every whole line; a last line cut short by a kill is left out."""
+        """Every row before the first that is none: a kill may cut the last line short, and files may be damaged."""
         if not self.metrics_file.exists():
             return []
-        rows = []
-        for line in self.metrics_file.read_text().splitlines():
+        rows: list[dict[str, Any]] = []
+        for line in self.metrics_file.read_bytes().splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:
                 break
+            if not isinstance(row, dict):
+                break
+            rows.append(row)
         return rows
 
     def keep_metrics(self, rows: list[dict[str, Any]]) -> None:
@@ -145,6 +207,9 @@ class RunFolder:
         try:
             with self.metrics_file.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+                # Checkpoints count the rows, so a row must not be lost where a checkpoint after it is not.
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise UserError(
                 f"Could not write {self.metrics_file}: {error.strerror}; free some space and run again with --resume."
@@ -155,6 +220,10 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         return (self.path / "evaluation.json").exists()
+
+    def require_finished(self) -> None:
+        if not self.finished:
+            raise UserError(f"{self.path} is not finished; finish it with codinet train … --resume.")
 
     def load_model(self, device: torch.device | None = None) -> CoDiNet:
         """The trained network, in evaluation mode."""
@@ -178,14 +247,19 @@ class RunFolder:
 
     def _save_timing(self) -> None:
         started, finished = files.read_json(self.path / "config.json").get("started"), time.time()
-        if started is not None:  # folders begun before this was written down have it not
+        if isinstance(started, int | float):  # folders begun before this was written down have it not
             content = {"started": started, "finished": finished, "seconds": finished - started}
             files.write_json(self.path / "timing.json", content)
 
     def wall_seconds(self) -> float | None:
         """From the beginning of the run to its end, pauses of a resumed one included; None where nobody noted it."""
         file = self.path / "timing.json"
-        seconds = files.read_json(file).get("seconds") if file.exists() else None
+        if not file.exists():
+            return None
+        content = files.read_json(file)
+        if not isinstance(content, dict):
+            raise files.DamagedError(f"{file} does not say how long the run took; restore or remove it.")
+        seconds = content.get("seconds")
         return float(seconds) if isinstance(seconds, int | float) else None
 
     def load_paths(self) -> PathTable:
@@ -193,7 +267,12 @@ class RunFolder:
         return PathTable(**tensors)
 
     def load_evaluation(self) -> dict[str, Any]:
-        return files.read_json(self.path / "evaluation.json")
+        """What `Evaluation.summary` gave; `DamagedError` where a figure is missing or no number."""
+        file = self.path / "evaluation.json"
+        figures = files.read_json(file)
+        if not isinstance(figures, dict) or any(type(figures.get(key)) not in kinds for key, kinds in _FIGURES.items()):
+            raise files.DamagedError(f"{file} holds no evaluation; restore it or train again.")
+        return figures
 
 
 def _without_places(value: Any) -> Any:

@@ -3,6 +3,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ import torch
 from codinet import files
 from codinet.analysis import Request, RunAnalysis, analysis_of
 from codinet.analysis.consistency import divergence
+from codinet.analysis.folders import kept_analysis
 from codinet.cli import main
 from codinet.data import Dataset
 from codinet.data.views import normalise
 from codinet.errors import UserError
-from codinet.runs import RunFolder
+from codinet.runs import DataBrief, RunFolder
 
 CPU = torch.device("cpu")
 
@@ -127,6 +129,23 @@ def test_a_damaged_analysis_is_made_again_and_said_so(own_run: Path) -> None:
     assert again.figures == first.figures
 
 
+def test_an_analysis_is_kept_for_the_network_and_data_it_is_of(analysed: tuple[RunFolder, RunAnalysis]) -> None:
+    folder, found = analysed
+    kept = kept_analysis(folder)
+    assert kept is not None
+    assert kept.figures == found.figures
+    assert kept_analysis(replace(folder, data=replace(folder.data, sha256="0" * 64))) is None
+    assert kept_analysis(replace(folder, data=replace(folder.data, mean=(1.0,)))) is not None
+
+
+def test_an_analysis_that_cannot_be_saved_is_given_all_the_same(own_run: Path) -> None:
+    (own_run / "analysis.safetensors").mkdir()  # which no file can replace
+    notes: list[str] = []
+    assert analysis_of(RunFolder.open(own_run), request(), note=notes.append).figures["images"] == 40
+    assert len(notes) == 1
+    assert notes[0].startswith("The analysis is not kept: Could not write ")
+
+
 def test_features_come_from_where_they_are_asked_from(own_run: Path, static_run: Path, few: Dataset) -> None:
     folder, static = RunFolder.open(own_run), RunFolder.open(static_run)
     by_static = analysis_of(folder, request(static=static)).figures["correlation"]
@@ -169,6 +188,18 @@ def test_what_is_wrong_is_said(own_run: Path, static_run: Path, tmp_path: Path) 
     (own_run / "evaluation.json").unlink()
     with pytest.raises(UserError, match="not finished"):
         analysis_of(folder, request())
+
+
+def test_data_whose_mean_was_rounded_otherwise_is_the_same(own_run: Path, static_run: Path) -> None:
+    def rounded(data: DataBrief) -> DataBrief:
+        return replace(data, mean=tuple(float(np.nextafter(mean, 0)) for mean in data.mean))
+
+    folder, static = RunFolder.open(own_run), RunFolder.open(static_run)
+    folder = replace(folder, data=rounded(folder.data))
+    assert analysis_of(folder, request(static=static)).figures["images"] == 40
+    other = replace(static, data=replace(static.data, sha256="0" * 64))
+    with pytest.raises(UserError, match="give a static run of the same"):
+        analysis_of(folder, request(static=other, seed=1))
 
 
 def test_other_data_under_the_same_name_is_refused(own_run: Path, tmp_path: Path) -> None:

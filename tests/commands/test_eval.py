@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,6 +82,38 @@ def test_other_data_under_the_same_name_is_refused(own_run: Path, tmp_path: Path
     files.save_tensors(own_run / "model.safetensors", tensors, about)
     assert main(["eval", str(own_run)]) == 2
     assert "was trained on other data than few holds now" in capsys.readouterr().err
+
+
+def test_other_images_are_seen_as_the_run_saw_its_own_and_leave_its_table_alone(
+    own_run: Path, digits_npz: Path, tmp_path: Path, capsys: Said
+) -> None:
+    with np.load(digits_npz) as arrays:  # darker images to train on, and the same to test on
+        np.savez(tmp_path / "few.npz", **{**arrays, "x_train": arrays["x_train"] // 2})
+    config = json.loads((own_run / "config.json").read_text())
+    config["config"]["source"] = str(tmp_path / "few.npz")
+    (own_run / "config.json").write_text(json.dumps(config))
+    (own_run / "paths.safetensors").unlink()
+    words = ["eval", str(own_run), "--device", "cpu", "--json"]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == RunFolder.open(own_run).load_evaluation()
+    assert f"few holds other images now than {own_run} was trained on" in said.err
+    assert not (own_run / "paths.safetensors").exists()
+    assert main([*words, "--paths", str(tmp_path / "table")]) == 0
+    assert (tmp_path / "table").exists()
+
+
+def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(own_run: Path, capsys: Said) -> None:
+    (own_run / "paths.safetensors").unlink()
+    (own_run / "paths.safetensors").mkdir()  # which no file can replace
+    words = ["eval", str(own_run), "--device", "cpu", "--json"]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == RunFolder.open(own_run).load_evaluation()
+    assert said.err.startswith("codinet: the path table is not kept: Could not write ")
+    assert said.err.count("\n") == 1
+    assert main([*words, "--paths", str(own_run / "paths.safetensors")]) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_the_table_is_what_the_network_does(finished_run: Path) -> None:

@@ -38,7 +38,7 @@ def test_is_computed_once_and_kept(own_run: Path) -> None:
     assert chart is not None
     assert chart.index_P.tolist() == list(range(40))
     assert float(chart.map_P2.min()) >= -1e-9
-    for _ in range(50):
+    for _ in range(300):
         if (own_run / FILE).exists():
             break
         time.sleep(0.1)
@@ -55,7 +55,7 @@ def test_one_of_other_points_is_not_used(own_run: Path) -> None:
     assert Tsne(RoutingSpace(other), own_run).state == "idle"
 
 
-def test_the_analysis_of_the_same_network_is_used(own_run: Path) -> None:
+def test_the_analysis_of_the_same_network_and_data_is_used(own_run: Path) -> None:
     folder = RunFolder.open(own_run)
     analysis_of(folder, Request(Path(), torch.device("cpu"), images=20))
     found = Tsne(RoutingSpace(folder.load_paths()), own_run)
@@ -66,6 +66,11 @@ def test_the_analysis_of_the_same_network_is_used(own_run: Path) -> None:
     layout = torch.pdist(known.tensors["tsne"].double())
     drawn = torch.pdist(found.chart.map_P2)
     assert torch.allclose(drawn / drawn.max(), layout / layout.max(), atol=1e-4)  # turned and scaled, no more
+    config = (own_run / "config.json").read_text()
+    (own_run / "config.json").write_text(config.replace(folder.data.sha256, "0" * 64))
+    assert Tsne(RoutingSpace(folder.load_paths()), own_run).state == "idle"
+    (own_run / "config.json").write_text(config)
+    assert Tsne(RoutingSpace(folder.load_paths()), own_run).state == "ready"
     (own_run / "model.safetensors").write_bytes((own_run / "model.safetensors").read_bytes() + b" ")
     assert Tsne(RoutingSpace(folder.load_paths()), own_run).state == "idle"
 

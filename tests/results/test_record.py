@@ -1,7 +1,10 @@
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +94,28 @@ def test_where_there_are_no_runs_is_said(tmp_path: Path) -> None:
         find_runs([])
 
 
+def test_a_run_that_may_not_be_looked_into_is_said(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut = make_run("a")
+    make_run("b", seed=1)
+    look = os.listdir
+
+    def listdir(folder: Path) -> list[str]:
+        if folder == shut:  # whoever runs tests as root may look into everything
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return look(folder)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(UserError, match=r"a cannot be looked into: Permission denied; name the runs to add"):
+        find_runs([tmp_path / "runs"])
+
+
+def test_a_folder_without_results_makes_no_page(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no results; add some with codinet results add RUNS"):
+        read_all(tmp_path)
+
+
 def test_a_record_comes_back_as_it_was_kept(make_run: Make, tmp_path: Path) -> None:
     records = [record_of(RunFolder.open(make_run(str(seed), seed=seed)), ["results"]) for seed in range(2)]
     written = keep(records, tmp_path / "results")
@@ -111,6 +136,29 @@ def test_a_record_gains_tables_and_keeps_its_outcome(make_run: Make, tmp_path: P
     assert read(file)["accuracy"] == 95.0
 
 
+def test_two_outcomes_of_one_run_are_refused_in_one_call_too(make_run: Make, tmp_path: Path) -> None:
+    one, other = (
+        record_of(RunFolder.open(make_run(name, accuracy=accuracy)), ["results"])
+        for name, accuracy in (("a", 94.0), ("b", 95.0))
+    )
+    results = tmp_path / "results"
+    with pytest.raises(UserError, match=r"came to two outcomes in these runs; add one of them, or give --replace"):
+        keep([one, other], results)
+    assert not results.exists()
+    (file,) = keep([one, one], results)
+    with pytest.raises(UserError, match="holds another outcome of the same run; keep it, or give --replace"):
+        keep([one, other], results)
+    assert keep([one, other], results, replace=True) == [file]
+    assert read(file)["accuracy"] == 95.0
+
+
+def test_a_record_from_before_a_setting_has_its_default(make_run: Make, tmp_path: Path) -> None:
+    record = record_of(RunFolder.open(make_run("one")), ["results"])
+    (file,) = keep([record], tmp_path)
+    write_json(file, {**record, "config": {key: part for key, part in record["config"].items() if key != "extra"}})
+    assert read(file) == record
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -118,6 +166,17 @@ def test_a_record_gains_tables_and_keeps_its_outcome(make_run: Make, tmp_path: P
         ({"name": "other"}, "is no result that this version reads"),
         ({"accuracy": None}, "is no whole result"),
         ({"tables": ["results"]}, "is no whole result"),
+        ({"tables": {"results": 3}}, "is no whole result"),
+        ({"epochs": None}, "is no whole result"),
+        ({"finetune": "20"}, "is no whole result"),
+        ({"budget": "0.57"}, "is no whole result"),
+        ({"method": "magic"}, "is no whole result"),
+        ({"versions": None}, "is no whole result"),
+        ({"versions": {"torch": 2}}, "is no whole result"),
+        ({"wall_s": "long"}, "is no whole result"),
+        ({"device": 3}, "is no whole result"),
+        ({"config": {}}, r"json holds no run's config \(.*missing entries data, losses"),
+        ({"config": 3}, "is no whole result"),
         ({"tables": {"reslts": "x"}}, r"'reslts' is no table .*perhaps you meant results"),
     ],
 )
@@ -128,6 +187,32 @@ def test_a_file_of_another_kind_is_refused(
     write_json(file, {**read_json(file), **change})
     with pytest.raises(UserError, match=words):
         read_all(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["epochs", "finetune", "command", "versions", "wall_s", "commit", "device"])
+def test_what_a_page_shows_must_be_there(make_run: Make, tmp_path: Path, key: str) -> None:
+    (file,) = keep([record_of(RunFolder.open(make_run("one")), ["results"])], tmp_path)
+    write_json(file, {name: value for name, value in read_json(file).items() if name != key})
+    with pytest.raises(DamagedError, match=rf"{file.name} is no whole result"):
+        read(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda config: {**config, "magic": {}}, "unknown or missing entries magic"),
+        (lambda config: {**config, "network": {**config["network"], "router": "none"}}, "router holds 'none'"),
+        (lambda config: {**config, "losses": None}, "losses should hold named values"),
+    ],
+)
+def test_a_config_of_another_kind_is_refused(
+    make_run: Make, tmp_path: Path, change: Callable[[dict[str, Any]], dict[str, Any]], words: str
+) -> None:
+    (file,) = keep([record_of(RunFolder.open(make_run("one")), ["results"])], tmp_path)
+    content = read_json(file)
+    write_json(file, {**content, "config": change(content["config"])})
+    with pytest.raises(DamagedError, match=rf"{file.name} holds no run's config \(.*{words}.*\); restore it"):
+        read(file)
 
 
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def chained(planned: list[Planned]) -> list[Planned]:
 def figures() -> Callable[..., dict[str, Any]]:
     def make(**other: float) -> dict[str, Any]:
         plain = {"accuracy": 90.0, "cost_share": 0.5, "macs": 2e7, "paper_gmaccs": 0.04, "mean_blocks": 4.5}
-        return {**plain, "distinct_paths": 7, "path_entropy": 2.0, "n": 40, **other}
+        plain |= {"loss": 0.3, "distinct_paths": 7, "path_entropy": 2.0, "always_on": 1, "always_off": 0, "n": 40}
+        return {**plain, **other}
 
     return make
 

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from codinet.errors import UserError
 from codinet.sweep import Planned, fleet
 from codinet.sweep.fleet import Command, reason, run
-from codinet.sweep.folder import is_finished, log_of, working_in
+from codinet.sweep.folder import is_finished, log_of
 from codinet.sweep.progress import Progress
 
 Fakes = Callable[..., tuple[Path, Command]]
@@ -190,9 +191,14 @@ def test_a_kill_while_the_plan_is_written_is_survived(planned: list[Planned], fa
     assert not (out / ".sweep.json.77.tmp").exists()
 
 
-def test_folders_that_cannot_be_worked_in_are_refused(planned: list[Planned], fakes: Fakes, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_worked_in_are_refused(
+    planned: list[Planned],
+    fakes: Fakes,
+    tmp_path: Path,
+    held_by_another: Callable[[Path], AbstractContextManager[None]],
+) -> None:
     out, command = fakes()
-    with working_in(out), pytest.raises(UserError, match="Another sweep is at work"):
+    with held_by_another(out), pytest.raises(UserError, match="Another sweep is at work"):
         run(out, planned, command=command)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="choose another --out"):

@@ -82,7 +82,8 @@ def die_at_a_rename(*, after: bool) -> None:
 
 def list_names(out: Path) -> list[str]:
     """Of checkpoints, whole and half-written."""
-    return os.listdir(out / "checkpoints") if (out / "checkpoints").is_dir() else []
+    there = os.listdir(out / "checkpoints") if (out / "checkpoints").is_dir() else []
+    return [name for name in there if "safetensors" in name]
 
 
 def name_rank(rank: int, size: int, port: int) -> None:

@@ -72,8 +72,8 @@ def test_a_kill_at_every_file_that_is_written_leaves_no_trace(
 
 
 def content(folder: Path) -> set[str]:
-    """The whole files in a folder."""
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.*") if path.suffix != ".tmp"}
+    """The whole files in a folder, without its lock."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("[!.]*.*")}
 
 
 def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path, life: Life, assert_same_run: SameRun) -> None:

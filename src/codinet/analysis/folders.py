@@ -22,7 +22,7 @@ from codinet.data import Dataset
 from codinet.data.resident import Resident
 from codinet.errors import UserError
 from codinet.records import PathTable
-from codinet.runs import DataBrief, RunFolder
+from codinet.runs import RunFolder
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ def analysis_of(
     """The run's analysis, made and saved if need be.
 
     With `any_options`, one that was made with other options is as good. `note` is told when a saved one
-    cannot be used.
+    cannot be used, or a new one cannot be saved.
     """
-    require_finished(folder)
-    wanted = _made_from(folder, request)
+    folder.require_finished()
+    wanted = {**_identity(folder), **_options(folder, request)}
     try:
-        known = RunAnalysis.load(folder.path)
+        known = kept_analysis(folder)
     except files.DamagedError as error:
         note(f"{error} It is made again.")
         known = None
-    if known is not None and _same(known.made_from, wanted, any_options):
+    if known is not None and (any_options or _has(known, wanted)):
         return known
-    dataset = _dataset(folder, request.data_root)
+    dataset = folder.load_own_dataset(request.data_root)
     figures, tensors = analyse(
         _subject(folder, dataset, request.device),
         _features(folder, request, len(dataset.test)),
@@ -70,13 +70,20 @@ def analysis_of(
         watch=watch,
     )
     made = RunAnalysis(wanted, figures, tensors)
-    made.save(folder.path)
+    try:
+        made.save(folder.path)
+    except UserError as error:  # a folder may be for reading only
+        note(f"The analysis is not kept: {error}")
     return made
 
 
-def require_finished(folder: RunFolder) -> None:
-    if not folder.finished:
-        raise UserError(f"{folder.path} is not finished; finish it with codinet train … --resume.")
+def kept_analysis(folder: RunFolder) -> RunAnalysis | None:
+    """The analysis in the run's folder, with whatever options it was made, if it is of the network and data of now."""
+    known = RunAnalysis.load(folder.path)
+    return known if known is not None and _has(known, _identity(folder)) else None
+
+
+require_finished = RunFolder.require_finished  # by which name `codinet report` asks for it
 
 
 def load_whole_paths(folder: RunFolder) -> PathTable:
@@ -95,19 +102,22 @@ def load_whole_paths(folder: RunFolder) -> PathTable:
     return paths
 
 
-def _same(known: dict[str, Any], wanted: dict[str, Any], any_options: bool) -> bool:
-    keys = ("network", "data") if any_options else tuple(wanted)
-    return all(known.get(key) == wanted[key] for key in keys)
+def _has(known: RunAnalysis, wanted: dict[str, Any]) -> bool:
+    return all(known.made_from.get(key) == value for key, value in wanted.items())
 
 
-def _made_from(folder: RunFolder, request: Request) -> dict[str, Any]:
+def _identity(folder: RunFolder) -> dict[str, Any]:
+    """What an analysis is of."""
+    return {"network": _file_digest(folder.path / "model.safetensors"), "data": folder.data.sha256}
+
+
+def _options(folder: RunFolder, request: Request) -> dict[str, Any]:
+    """How it is made."""
     features = None
     if folder.config.network.routed:
         source = request.features or (request.static and request.static.path / "model.safetensors")
         features = _file_digest(source) if source else None
     return {
-        "network": _file_digest(folder.path / "model.safetensors"),
-        "data": folder.data.sha256,
         "features": features,
         "tsne": request.tsne,
         "images": request.images,
@@ -121,15 +131,6 @@ def _file_digest(file: Path) -> str:
         return files.sha256_of(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror or error}); check the path.") from error
-
-
-def _dataset(folder: RunFolder, data_root: Path) -> Dataset:
-    dataset = folder.load_dataset(data_root)
-    if DataBrief.of(dataset) != folder.data:
-        raise UserError(
-            f"{folder.path} was trained on other data than {dataset.name} holds now; point --data-root to it."
-        )
-    return dataset
 
 
 def _subject(folder: RunFolder, dataset: Dataset, device: torch.device) -> Subject:
@@ -163,10 +164,10 @@ def _features(folder: RunFolder, request: Request, images: int) -> Features | No
     if request.static is None:
         return None
     static = request.static
-    require_finished(static)
+    static.require_finished()
     if static.config.network.routed:
         raise UserError(f"{static.path} is a routed run; --static takes one trained with --no-routed.")
-    if static.data != folder.data:
+    if not static.data.same_images(folder.data):
         raise UserError(f"{static.path} was trained on other data than {folder.path}; give a static run of the same.")
     network, classifier = _network(static, request.device)
     return Features(f"the last layer of the static run {static.path.resolve().name}", None, network, classifier)

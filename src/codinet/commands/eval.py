@@ -7,11 +7,12 @@ from typing import Any
 import tyro
 
 from codinet import files
-from codinet.commands.shared import figures, print_json, print_table, require_probability
-from codinet.data import DATA_ROOT
+from codinet.commands.shared import figures, note, print_json, print_table, require_probability
+from codinet.data import DATA_ROOT, Dataset
 from codinet.environment import pick_device
 from codinet.errors import UserError
-from codinet.runs import measure
+from codinet.records import PathTable
+from codinet.runs import DataBrief, RunFolder, measure
 from codinet.zoo.card import Card
 from codinet.zoo.open_run import ZooRun, open_run
 from codinet.zoo.same_images import same_data
@@ -30,8 +31,8 @@ class Args:
     plot: Path | None = None
     """Picture of the curve to write, which needs matplotlib."""
     paths: Path | None = None
-    """Where to write the path table. Default: paths.safetensors in the run folder, at threshold 0.5; nowhere for the
-    zoo."""
+    """Where to write the path table. Default: paths.safetensors in the run folder, at threshold 0.5 and on the images
+    that the run was trained on; nowhere for the zoo."""
     batch: int = 250
     """Images at a time."""
     data_root: Path = DATA_ROOT
@@ -58,10 +59,9 @@ def run(args: Args) -> None:
     dataset = same_data(folder, args.data_root) if isinstance(folder, ZooRun) else folder.load_dataset(args.data_root)
     if dataset.image_shape != folder.data.image_shape or dataset.classes != folder.data.classes:
         raise UserError(f"{args.run} was trained on other data than {dataset.name} holds now; point --data-root to it.")
+    own = card is None and _holds_own_images(dataset, folder)
     evaluation = measure(model, dataset, device, batch=args.batch, threshold=args.threshold)
-    target = args.paths or (args.run / "paths.safetensors" if args.threshold == 0.5 and card is None else None)
-    if target:
-        files.save_tensors(target, evaluation.paths._asdict())
+    _keep(evaluation.paths, args, in_run=own and args.threshold == 0.5)
     summary, title = evaluation.summary(), f"{args.run} on the {evaluation.n} test images"
     if thresholds is not None:
         found = {args.threshold: evaluation}
@@ -76,6 +76,28 @@ def run(args: Args) -> None:
         print_json(summary)
     else:
         print_table(title, ["", ""], figures(summary))
+
+
+def _holds_own_images(dataset: Dataset, folder: RunFolder) -> bool:
+    """Whether the images are those of the run; where they are not, that is said."""
+    same = DataBrief.of(dataset).same_images(folder.data)
+    if not same:
+        note(
+            f"{dataset.name} holds other images now than {folder.path} was trained on; these figures are of those it "
+            "holds now, and the run's own path table stays as it is."
+        )
+    return same
+
+
+def _keep(paths: PathTable, args: Args, *, in_run: bool) -> None:
+    """Write the path table where it was asked for, or else into the run, whose folder may be for reading only."""
+    if args.paths is not None:
+        files.save_tensors(args.paths, paths._asdict())
+    elif in_run:
+        try:
+            files.save_tensors(args.run / "paths.safetensors", paths._asdict())
+        except UserError as error:
+            note(f"the path table is not kept: {error}")
 
 
 def _curve(args: Args, title: str, points: dict[float, dict[str, Any]], summary: dict[str, Any]) -> None:

@@ -65,7 +65,4 @@ def fitting(dataset: Dataset | None, run: RunFolder) -> Dataset | None:
     if isinstance(run, ZooRun):
         digest, order_T = identity_of(dataset.test)
         return replace(dataset, test=dataset.test.subset(order_T)) if digest == run.card["test_sha256"] else None
-    found = DataBrief.of(dataset)
-    # Mean and spread are left out: they are sums of floats, and another machine may round them otherwise.
-    same = (found.sha256, found.classes) == (run.data.sha256, run.data.classes)
-    return dataset if same else None
+    return dataset if DataBrief.of(dataset).same_images(run.data) else None

@@ -13,10 +13,11 @@ from typing import Literal
 import torch
 
 from codinet import files
-from codinet.analysis import RunAnalysis
 from codinet.analysis.embedding import TSNE_POINTS, choose, pca, tsne
+from codinet.analysis.folders import kept_analysis
 from codinet.errors import UserError
 from codinet.explorer.space import Chart, RoutingSpace, fit
+from codinet.runs import RunFolder
 
 State = Literal["absent", "idle", "computing", "ready"]
 FILE = "explorer-tsne.safetensors"
@@ -67,13 +68,12 @@ class Tsne:
         return _chart(tensors["index_P"], tensors["layout_P2"]) if about == _digest(self._points_TN) else None
 
     def _analysed(self) -> Chart | None:
-        """The chart that `codinet analyze` laid out, if it did so for this network."""
+        """The chart that `codinet analyze` laid out, if it did so for this network and data."""
         try:
-            known = RunAnalysis.load(self._folder)
-            network = files.sha256_of(self._folder / "model.safetensors")
+            known = kept_analysis(RunFolder.open(self._folder))
         except (OSError, UserError):
             return None
-        if known is None or "tsne" not in known.tensors or known.made_from.get("network") != network:
+        if known is None or "tsne" not in known.tensors:
             return None
         index_P = known.tensors["tsne_index"]
         return _chart(index_P, known.tensors["tsne"]) if int(index_P.max()) < len(self._points_TN) else None

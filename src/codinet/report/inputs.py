@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from codinet import files
-from codinet.analysis.folders import load_whole_paths, require_finished
+from codinet.analysis.folders import load_whole_paths
 from codinet.analysis.result import RunAnalysis
 from codinet.backbones import ARCHITECTURES
 from codinet.records import PathTable
@@ -71,12 +70,8 @@ class Run:
 
 
 def read_run(folder: RunFolder, analysis: RunAnalysis, name: str, slug: str) -> Run:
-    require_finished(folder)
-    evaluation = folder.load_evaluation()
-    needed = ("accuracy", "macs", "paper_gmaccs", "cost_share", "mean_blocks", "distinct_paths", "path_entropy", "n")
-    if not isinstance(evaluation, dict) or any(not isinstance(evaluation.get(key), int | float) for key in needed):
-        raise files.DamagedError(f"{folder.path / 'evaluation.json'} holds no evaluation; restore it or train again.")
-    return Run(name, slug, folder, evaluation, folder.metrics(), load_whole_paths(folder), analysis)
+    folder.require_finished()
+    return Run(name, slug, folder, folder.load_evaluation(), folder.metrics(), load_whole_paths(folder), analysis)
 
 
 def unique_slugs(names: Sequence[str]) -> list[str]:

@@ -5,13 +5,15 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from codinet import files
+from codinet.config import from_dict, to_dict
 from codinet.data.official import KNOWN
 from codinet.errors import UserError, unknown
 from codinet.results import routing
-from codinet.results.tables import TABLES, label_of
+from codinet.results.tables import METHODS, TABLES, label_of
 from codinet.runs import RunFolder
 from codinet.sweep.methods import method_of
 from codinet.sweep.words import train_words
@@ -19,14 +21,23 @@ from codinet.sweep.words import train_words
 FORMAT = 1
 Record = dict[str, Any]
 FIGURES = ("accuracy", "cost_share", "macs", "paper_gmaccs", "mean_blocks", "distinct_paths", "path_entropy", "n")
-_NEEDED = ("tables", "data", "data_sha256", "arch", "method", "budget", "gamma", "seed", "config", "command")
+_NUMBER, _TEXT = (int, float), (str,)
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "tables": (dict,),
+    **dict.fromkeys(("data", "data_sha256", "arch", "method", "command"), _TEXT),
+    **dict.fromkeys(("seed", "epochs", "finetune"), (int,)),
+    **dict.fromkeys(FIGURES, _NUMBER),
+    **dict.fromkeys(("budget", "gamma", "wall_s"), (*_NUMBER, NoneType)),
+    **dict.fromkeys(("commit", "device"), (*_TEXT, NoneType)),
+    **dict.fromkeys(("config", "versions"), (dict,)),
+}
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     """The run folders among the paths, and in those that are folders of runs."""
     found: list[RunFolder] = []
     for path in paths:
-        inner = [] if (path / "config.json").exists() else sorted(file.parent for file in path.glob("*/config.json"))
+        inner = [] if (path / "config.json").exists() else _runs_in(path)
         if path.is_dir() and not inner and not (path / "config.json").exists():
             raise UserError(f"{path} holds no runs; name run folders, or the folder of a sweep.")
         found += [RunFolder.open(folder) for folder in inner or [path]]
@@ -35,16 +46,23 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     return found
 
 
+def _runs_in(folder: Path) -> list[Path]:
+    """Folders with a run; one that may not be looked into is an error, and not a run less."""
+    try:
+        return sorted(inner for inner in folder.iterdir() if inner.is_dir() and "config.json" in os.listdir(inner))
+    except (FileNotFoundError, NotADirectoryError):  # which opening it as a run tells
+        return []
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be looked into: {error.strerror}; name the runs to add.") from error
+
+
 def record_of(run: RunFolder, tables: Sequence[str]) -> Record:
     """The run as it will be told of; `UserError` if it is none for tables."""
     for table in tables:
         if table not in TABLES:
             raise unknown("table", table, TABLES)
     _require_fit(run)
-    figures = run.load_evaluation()
-    if not isinstance(figures, dict) or any(type(figures.get(key)) not in (int, float) for key in FIGURES):
-        raise files.DamagedError(f"{run.path / 'evaluation.json'} holds no evaluation; restore it or train again.")
-    config, made = run.config, run.environment
+    figures, config, made = run.load_evaluation(), run.config, run.environment
     record: Record = {
         "format": FORMAT,
         "data": config.source if config.source in KNOWN else Path(run.data.name).name,
@@ -71,8 +89,7 @@ def record_of(run: RunFolder, tables: Sequence[str]) -> Record:
 
 
 def _require_fit(run: RunFolder) -> None:
-    if not run.finished:
-        raise UserError(f"{run.path} is not finished; finish it with codinet train … --resume.")
+    run.require_finished()
     if run.config.data.holdout:
         raise UserError(
             f"{run.path} is a development run: it held {run.config.data.holdout} training images back to choose "
@@ -97,23 +114,29 @@ def _name(record: Record) -> str:
 
 def keep(records: Sequence[Record], folder: Path, *, replace: bool = False) -> list[Path]:
     """Write them, one file each. A record that is there already keeps its tables and gains the new ones."""
+    kept: dict[Path, Record] = {}
+    for record in records:
+        file = folder / f"{record['name']}.json"
+        # Of the same run there may be two outcomes among the records, too.
+        before = kept.get(file) or (read(file) if file.exists() else None)
+        kept[file] = record if before is None else _after(before, record, file, replace=replace)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot make the folder {folder}: {error.strerror}; choose another --results.") from error
-    written = []
-    for record in records:
-        file = folder / f"{record['name']}.json"
-        if file.exists():
-            before = read(file)
-            same = all(before.get(key) == record[key] for key in FIGURES)
-            if not same and not replace:
-                raise UserError(f"{file} holds another outcome of the same run; keep it, or give --replace.")
-            record = _with_before(record, before, same=same)
-        written.append((file, record))
-    for file, record in written:  # nothing is written unless all can be
+    for file, record in kept.items():  # nothing is written unless all can be
         files.write_json(file, record)
-    return [file for file, _ in written]
+    return list(kept)
+
+
+def _after(before: Record, record: Record, file: Path, *, replace: bool) -> Record:
+    """The record that stands after one of the same run."""
+    same = all(before[key] == record[key] for key in FIGURES)
+    if not same and not replace:
+        if file.exists():
+            raise UserError(f"{file} holds another outcome of the same run; keep it, or give --replace.")
+        raise UserError(f"{record['name']} came to two outcomes in these runs; add one of them, or give --replace.")
+    return _with_before(record, before, same=same)
 
 
 def _with_before(record: Record, before: Record, *, same: bool) -> Record:
@@ -133,14 +156,26 @@ def read(file: Path) -> Record:
     record = files.read_json(file)
     if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("name") != file.stem:
         raise files.DamagedError(f"{file} is no result that this version reads; restore it or add the run again.")
-    missing = [key for key in _NEEDED if key not in record]
-    missing += [key for key in FIGURES if type(record.get(key)) not in (int, float)]
-    if missing or not isinstance(record["tables"], dict) or not _has_analysis(record):
+    if not _is_whole(record):
         raise files.DamagedError(f"{file} is no whole result; restore it or add the run again.")
     for table in record["tables"]:
         if table not in TABLES:
             raise unknown(f"table ({file})", table, TABLES)
-    return record
+    try:
+        # Through the config, so that a record from before an entry was added has the entry's default.
+        return {**record, "config": to_dict(from_dict(record["config"]))}
+    except UserError as error:
+        why = str(error).rstrip(".")
+        raise files.DamagedError(f"{file} holds no run's config ({why}); restore it or add the run again.") from error
+
+
+def _is_whole(record: Record) -> bool:
+    """Whether all is there that a page shows, each of its kind."""
+    if any(key not in record or type(record[key]) not in kinds for key, kinds in _FIELDS.items()):
+        return False
+    labels, versions = record["tables"].values(), record["versions"].values()
+    texts = all(isinstance(label, str) for label in labels) and all(isinstance(one, str | None) for one in versions)
+    return texts and record["method"] in METHODS and _has_analysis(record)
 
 
 def _has_analysis(record: Record) -> bool:
@@ -151,4 +186,7 @@ def _has_analysis(record: Record) -> bool:
 def read_all(folder: Path) -> list[Record]:
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}; make it with codinet results add RUNS.")
-    return [read(file) for file in sorted(folder.glob("*.json"))]
+    records = [read(file) for file in sorted(folder.glob("*.json"))]
+    if not records:
+        raise UserError(f"{folder} holds no results; add some with codinet results add RUNS.")
+    return records

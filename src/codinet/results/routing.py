@@ -3,6 +3,7 @@
 from typing import Any
 
 from codinet import files
+from codinet.analysis.folders import kept_analysis
 from codinet.analysis.result import RunAnalysis
 from codinet.errors import UserError
 from codinet.results.tables import Found
@@ -55,19 +56,12 @@ def source_of(record: Found) -> str:
 def _load(run: RunFolder) -> RunAnalysis:
     again = f"codinet analyze {run.path}"
     try:
-        found = RunAnalysis.load(run.path)
+        found = kept_analysis(run)
     except files.DamagedError as error:
         raise files.DamagedError(f"{str(error).rstrip('.')}; analyse the run again with {again}.") from error
     if found is None:
-        raise UserError(f"{run.path} is not analysed, which the table {NAME} needs; analyse it with {again}.")
-    if found.made_from.get("network") != _weights(run) or found.made_from.get("data") != run.data.sha256:
-        raise UserError(f"The analysis in {run.path} is of other weights or data; analyse the run again with {again}.")
+        raise UserError(
+            f"{run.path} is not analysed with the weights and data that it has, which the table {NAME} needs; "
+            f"analyse it with {again}."
+        )
     return found
-
-
-def _weights(run: RunFolder) -> str:
-    file = run.path / "model.safetensors"
-    try:
-        return files.sha256_of(file)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror or error}); restore it or train again.") from error

@@ -3,37 +3,25 @@
 One process at a time works in it, and one plan is ever carried out in it.
 """
 
-import fcntl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from codinet import files
-from codinet.config import RunConfig, first_difference, flat, to_dict
+from codinet.config import RunConfig, first_difference, flat, from_dict, to_dict
 from codinet.errors import UserError
 from codinet.runs import RunFolder
 from codinet.sweep.grid import Planned
 
 FORMAT = 1
-PLAN, LOCK = "sweep.json", ".lock"
+PLAN = "sweep.json"
 
 
-@contextmanager
-def working_in(out: Path) -> Iterator[None]:
-    """Make the folder and keep other sweeps out of it; the lock goes with the process, however that ends."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = (out / LOCK).open("w")
-    except OSError as error:
-        raise UserError(f"Cannot work in the folder {out}: {error.strerror}; choose another --out.") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"Another sweep is at work in {out}; wait for it or choose another --out.") from error
-        yield
+def working_in(out: Path) -> AbstractContextManager[None]:
+    """Make the folder and keep other sweeps out of it."""
+    return files.held(out, f"Another sweep is at work in {out}; wait for it or choose another --out.")
 
 
 def keep_plan(out: Path, planned: Sequence[Planned]) -> None:
@@ -42,7 +30,7 @@ def keep_plan(out: Path, planned: Sequence[Planned]) -> None:
     if (out / PLAN).exists():
         _compare(out, runs)
         return
-    if any(entry.name != LOCK and not entry.match(f".{PLAN}.*.tmp") for entry in out.iterdir()):
+    if any(entry.name != files.LOCK and not entry.match(f".{PLAN}.*.tmp") for entry in out.iterdir()):
         raise UserError(f"{out} is not empty and holds no sweep; choose another --out.")
     files.sweep(out)  # a plan that a kill left half-written
     files.write_json(out / PLAN, {"format": FORMAT, "runs": runs})
@@ -72,11 +60,13 @@ def log_of(out: Path, run: Planned) -> Path:
 def _compare(out: Path, runs: list[dict[str, Any]]) -> None:
     content = files.read_json(out / PLAN)
     try:
-        before = {run["name"]: flat(run["config"]) for run in content["runs"]}
         if content["format"] != FORMAT:
-            raise files.DamagedError(f"{out / PLAN} was written by another version of codinet; choose another --out.")
-    except (AttributeError, KeyError, TypeError) as error:
-        raise files.DamagedError(f"{out / PLAN} is not a sweep's plan ({error!r}); choose another --out.") from error
+            raise files.DamagedError("it was written by another version of codinet")
+        # Through the config, so that a plan from before an entry was added has the entry's default.
+        before = {run["name"]: flat(to_dict(from_dict(run["config"]))) for run in content["runs"]}
+    except (KeyError, TypeError, UserError) as error:
+        why = str(error).rstrip(".") if isinstance(error, UserError) else repr(error)
+        raise files.DamagedError(f"{out / PLAN} is not a sweep's plan ({why}); choose another --out.") from error
     now = {run["name"]: flat(run["config"]) for run in runs}
     difference = _difference(before, now)
     if difference:

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from codinet import files
 from codinet.config import RunConfig, to_dict
 from codinet.report.published import Published
 from codinet.runs import RunFolder
@@ -51,10 +50,7 @@ class Group:
 
 def read_result(out: Path, run: Planned) -> Result:
     folder = RunFolder.open(out / run.name)
-    figures = folder.load_evaluation()
-    if not isinstance(figures, dict) or any(not isinstance(figures.get(key), int | float) for key in FIGURES):
-        raise files.DamagedError(f"{folder.path / 'evaluation.json'} holds no evaluation; restore it or train again.")
-    return Result(run.name, run.group, run.trained(), figures, folder.environment, run.paper)
+    return Result(run.name, run.group, run.trained(), folder.load_evaluation(), folder.environment, run.paper)
 
 
 def spread_of(values: Sequence[float]) -> Spread:

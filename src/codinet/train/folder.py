@@ -1,7 +1,6 @@
 """Where a training writes: a new run folder, or the one that a stopped training left."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,10 @@ from codinet.errors import UserError
 from codinet.runs import DataBrief, RunFolder
 
 
-@contextmanager
-def alone_in(out: Path) -> Iterator[None]:
+def alone_in(out: Path) -> AbstractContextManager[None]:
     """Keep other trainings out of a run folder: two that go on with one run would undo each other's checkpoints."""
-    place = out / "checkpoints"
-    place.mkdir(exist_ok=True)
-    with files.held(place / ".lock", f"Another training is at work in {out}; wait for it or choose another --out."):
-        yield
+    refusal = f"Another training is at work in {out}; wait for it or choose another --out."
+    return files.held(out / "checkpoints", refusal)
 
 
 def open_folder(
@@ -37,6 +33,6 @@ def open_folder(
     difference = first_difference(flat(to_dict(folder.config)), flat(to_dict(config)))
     if difference:
         raise UserError(f"{out} was begun with other settings ({difference}); repeat them or choose another --out.")
-    if folder.data.sha256 != brief.sha256:
+    if not folder.data.same_images(brief):
         raise UserError(f"{out} was begun on other data than {brief.name} holds now; restore it or start anew.")
     return replace(folder, data=brief)

@@ -11,13 +11,12 @@ import torch
 
 from codinet import files
 from codinet.cost import CostTable, block_costs
-from codinet.data import Dataset
 from codinet.data.official import KNOWN
 from codinet.environment import describe
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation
 from codinet.records import PathTable
-from codinet.runs import DataBrief, RunFolder, measure
+from codinet.runs import RunFolder, measure
 from codinet.zoo.card import FIGURES, FORMAT, Card
 from codinet.zoo.open_run import widened
 from codinet.zoo.paths import packed
@@ -38,7 +37,7 @@ def add(
     _check_name(name, folder, replace=replace)
     as_trained = _check_run(run)
     model = run.load_model()
-    dataset = _dataset(run, data_root)
+    dataset = run.load_own_dataset(data_root)
     halved = {key: _halved(key, tensor, run) for key, tensor in model.state_dict().items()}
     model.load_state_dict({key: widened(tensor) for key, tensor in halved.items()})
     evaluation = measure(model.to(device), dataset, device, batch=BATCH, threshold=THRESHOLD)
@@ -69,8 +68,7 @@ def _check_name(name: str, folder: Path, *, replace: bool) -> None:
 
 def _check_run(run: RunFolder) -> dict[str, float]:
     """The run's own figures, if it is one that may be shared."""
-    if not run.finished:
-        raise UserError(f"{run.path} is not finished; finish it with codinet train … --resume.")
+    run.require_finished()
     if "zoo" in run.environment:
         raise UserError(f"{run.path} comes from the zoo, where it is {run.environment['zoo']}; add a run of your own.")
     if run.config.source not in KNOWN:
@@ -79,16 +77,7 @@ def _check_run(run: RunFolder) -> dict[str, float]:
             f"networks of {', '.join(KNOWN)}."
         )
     figures = run.load_evaluation()
-    if not isinstance(figures, dict) or any(type(figures.get(key)) not in kinds for key, kinds in FIGURES.items()):
-        raise files.DamagedError(f"{run.path / 'evaluation.json'} holds no evaluation; restore it or train again.")
     return {key: figures[key] for key in FIGURES}
-
-
-def _dataset(run: RunFolder, data_root: Path) -> Dataset:
-    dataset = run.load_dataset(data_root)
-    if DataBrief.of(dataset).sha256 != run.data.sha256:
-        raise UserError(f"{run.path} was trained on other data than {dataset.name} holds now; point --data-root to it.")
-    return dataset
 
 
 def _halved(key: str, tensor: torch.Tensor, run: RunFolder) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """Where networks of the zoo lie, and finding one. Reads cards, not weights."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from codinet.zoo.card import Card
 PACKAGED = Path(__file__).parent / "weights"
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 LISTED = ("name", "data", "arch", "accuracy", "cost_share", "distinct_paths", "sha256")
+_log = logging.getLogger(__name__)
 
 
 def zoo_folder() -> Path:
@@ -20,8 +23,24 @@ def zoo_folder() -> Path:
 
 
 def cards(folder: Path | None = None) -> list[Card]:
-    """Every network's card, by name."""
-    return [Card.read(file) for file in sorted((folder or zoo_folder()).glob("*.json"))]
+    """Every network's card, by name; files that are none are told of and left out."""
+    found = []
+    for file in _files(folder):
+        try:
+            found.append(Card.read(file))
+        except UserError as error:
+            _tell(f"{error} It is left out of the zoo.")
+    return found
+
+
+def _files(folder: Path | None) -> list[Path]:
+    return sorted((folder or zoo_folder()).glob("*.json"))
+
+
+@cache
+def _tell(sentence: str) -> None:
+    """Once, however often the zoo is read."""
+    _log.warning(sentence)
 
 
 def listed(folder: Path | None = None) -> list[dict[str, Any]]:
@@ -31,10 +50,10 @@ def listed(folder: Path | None = None) -> list[dict[str, Any]]:
 
 def find(name: str, folder: Path | None = None) -> Card:
     """The card of that name, or the error that says which there are."""
-    there = {card.name: card for card in cards(folder)}
-    if name not in there:
-        raise missing("network of the zoo", name, there)
-    return there[name]
+    file = next((file for file in _files(folder) if file.stem == name), None)
+    if file is not None:
+        return Card.read(file)
+    raise missing("network of the zoo", name, [card.name for card in cards(folder)])
 
 
 def best(there: Iterable[Card], arch: str, data: str, fits: Callable[[Card], bool]) -> Card | None:
