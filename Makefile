@@ -28,7 +28,7 @@ format: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,plot,explore,onnx]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,plot,explore,onnx,vision]'
 	touch $(STAMP)
 
 clean:

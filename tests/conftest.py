@@ -2,18 +2,23 @@
 
 import builtins
 import contextlib
+import importlib
 import io
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from codinet.cli import main
 from codinet.config import NetworkConfig, RunConfig, ScheduleConfig, resolve
@@ -28,6 +33,11 @@ os.environ.setdefault("CODINET_COMMIT", "tests")
 if not torch.cuda.is_available():
     # Read when a kernel is defined; without a GPU they run in Triton's interpreter.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+# By default an example that takes 200 ms fails its test, which a busy machine brings about by itself.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -141,6 +151,27 @@ def assert_same_run() -> Callable[[Path, Path], None]:
     return check
 
 
+_declared: list[torch.library.Library] = []  # kept, because with the object the operators go
+
+
+@pytest.fixture
+def library(request: pytest.FixtureRequest) -> ModuleType:
+    """The package that a test names (torchvision, timm), or a skip where it is not installed."""
+    try:
+        return importlib.import_module(request.param)
+    except ImportError as error:
+        pytest.skip(f"{request.param} cannot be imported: {error}")
+    except RuntimeError:
+        # The package index has torchvision for CUDA, which beside a CPU's torch cannot load its operators and asks for
+        # two of them while it is imported. ResNets never call them, so that they are declared is enough.
+        if _declared:
+            raise
+        _declared.append(torch.library.Library("torchvision", "DEF"))
+        for name in ("nms", "qnms"):
+            _declared[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return importlib.import_module(request.param)
+
+
 @pytest.fixture
 def hide_package(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes a package look as if it were not installed."""
@@ -172,3 +203,30 @@ def disk_of() -> Callable[[int], AbstractContextManager[None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return limit
+
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from codinet import files
+
+with files.held(Path(sys.argv[1]), "not expected"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held_by_another() -> Callable[[Path], AbstractContextManager[None]]:
+    """Has another process hold a folder (`files.held`) until it is killed."""
+
+    @contextlib.contextmanager
+    def hold(folder: Path) -> Iterator[None]:
+        pipe = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-c", _HOLDER, folder], stdin=pipe, stdout=pipe, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield
+            process.kill()
+
+    return hold

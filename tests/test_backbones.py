@@ -1,5 +1,7 @@
 """Residual blocks, their shortcuts, and torchvision's parameter names."""
 
+from types import ModuleType
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -138,13 +140,10 @@ def test_resnet50_has_torchvisions_names_and_shapes() -> None:
     assert {name: tuple(value.shape) for name, value in model.state_dict().items()} == torchvision_resnet50_shapes()
 
 
-def test_resnet50_agrees_with_the_installed_torchvision() -> None:
-    try:
-        from torchvision.models import resnet50
-    except (ImportError, RuntimeError) as error:  # a CUDA torchvision beside a CPU torch raises the latter
-        pytest.skip(f"torchvision cannot be imported: {error}")
+@pytest.mark.parametrize("library", ["torchvision.models"], indirect=True)
+def test_resnet50_agrees_with_the_installed_torchvision(library: ModuleType) -> None:
     torch.manual_seed(0)
-    theirs, ours = resnet50().eval(), create_model("resnet50", num_classes=1000, routed=False).eval()
+    theirs, ours = library.resnet50().eval(), create_model("resnet50", num_classes=1000, routed=False).eval()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     x_BCHW = images(2, 3, 64, 64)
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """What `make demo` runs: static, vanilla and CoDiNet on the embedded digits, at one budget.
 
-Leaves three run folders, a table, a picture of who runs which block, and a report under --out. A second call
-shows what the first one made.
+Leaves three run folders, a picture of who runs which block, and a report under --out, and prints a table. A second
+call shows what the first one made.
 """
 
 import sys
@@ -16,7 +16,7 @@ from codinet.backbones import ARCHITECTURES
 from codinet.cli import guarded
 from codinet.commands import report
 from codinet.commands.shared import print_table
-from codinet.config import resolve
+from codinet.config import RunConfig, resolve
 from codinet.data import load
 from codinet.evaluate import Evaluation
 from codinet.presets import as_static, as_vanilla, demo
@@ -33,21 +33,26 @@ class Args:
 
 
 def run(args: Args) -> int:
-    config = resolve(demo("digits"))
-    dataset = load("digits", Path())
+    return compare(args.out, demo("digits"))
+
+
+def compare(out: Path, wanted: RunConfig) -> int:
+    config = resolve(wanted)
+    dataset = load(config.source, Path())
     kinds = {"static": as_static(config), "vanilla": as_vanilla(config), "codinet": config}
     # On one core, whatever there is: images of 8×8 are too small for a GPU or a second thread to gain anything.
     device = torch.device("cpu")
     torch.set_num_threads(1)
     found: dict[str, Evaluation] = {}
-    for name, wanted in kinds.items():
-        _, found[name] = train(args.out / name, wanted, dataset, device=device, resume=True, reporter=Console())
+    for name, kind in kinds.items():
+        _, found[name] = train(out / name, kind, dataset, device=device, resume=True, reporter=Console())
     stages = ARCHITECTURES[config.network.arch].counts
-    picture = args.out / "paths.png"
+    picture = out / "paths.png"
     files.write(picture, svg.png(run_rates(found["codinet"].paths, dataset.classes, stages)))
-    report.run(report.Args(runs=tuple(args.out / name for name in kinds), out=args.out / "report", device="cpu"))
+    report.run(report.Args(runs=tuple(out / name for name in kinds), out=out / "report", device="cpu"))
     print_table(
-        f"Digits, {config.network.arch}, budget {config.losses.budget:g} of the static network's MACs",
+        f"{dataset.name.capitalize()}, {config.network.arch}, "
+        f"budget {config.losses.budget:g} of the static network's MACs",
         ["network", "accuracy, %", "share of cost", "M MACs", "blocks run", "distinct paths", "entropy, bits"],
         [
             [
@@ -62,7 +67,7 @@ def run(args: Args) -> int:
             for name, result in found.items()
         ],
     )
-    print(f"Which class runs which block: {picture}. The whole story: {args.out / 'report' / 'index.html'}.")
+    print(f"Which class runs which block: {picture}. The whole story: {out / 'report' / 'index.html'}.")
     return 0
 
 

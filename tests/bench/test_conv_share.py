@@ -1,3 +1,7 @@
+import importlib
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -6,12 +10,32 @@ from codinet.bench.conv_share import conv_share, is_conv_kernel, is_conv_operato
 CPU = torch.device("cpu")
 
 
-def test_of_a_convolution_and_its_gradient_nearly_all() -> None:
+def test_of_a_convolution_and_its_gradient_a_part() -> None:
     layer = torch.nn.Conv2d(16, 16, 3)
     images = torch.randn(8, 16, 32, 32)
     share = conv_share(lambda: layer(images).sum().backward(), CPU)
     assert share is not None
-    assert 0.6 < share < 1
+    assert 0 < share < 1  # how much of it, a busy machine decides
+
+
+@pytest.mark.parametrize(("device", "share"), [("cpu", 0.75), ("cuda", 0.25)])
+def test_of_known_times_exactly(device: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(key: str, kind: str, cpu: float, cuda: float) -> SimpleNamespace:
+        device_type = SimpleNamespace(name=kind)
+        return SimpleNamespace(key=key, device_type=device_type, self_cpu_time_total=cpu, self_device_time_total=cuda)
+
+    events = [
+        event("aten::cudnn_convolution", "CPU", 5, 10),  # credited with the time of its kernel
+        event("aten::convolution_backward", "CPU", 1, 0),
+        event("aten::sum", "CPU", 2, 30),
+        event("sm90_xmma_fprop_implicit_gemm", "CUDA", 0, 10),
+        event("reduce_kernel", "CUDA", 0, 30),
+    ]
+    recorded = SimpleNamespace(key_averages=lambda: events)
+    module = importlib.import_module("codinet.bench.conv_share")
+    monkeypatch.setattr(module, "profile", lambda **_words: nullcontext(recorded))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    assert conv_share(lambda: None, torch.device(device)) == share
 
 
 def test_of_none_nothing() -> None:

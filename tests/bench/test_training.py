@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from codinet.bench import training
+from codinet.bench.conv_share import conv_share, is_conv_operator
 from codinet.bench.training import MODES, Build, Go, TrainSetting, measure_training, pick_modes
 from codinet.errors import UserError
 from codinet.train.step import SUMS, Speed, Step
@@ -24,8 +26,29 @@ def test_which_modes() -> None:
         pick_modes(("eagre",), CPU)
 
 
-def test_rows_fit_together() -> None:
-    static, routed = measure_training(SMALL, ["eager"], rounds=2)
+class Operators(TorchDispatchMode):
+    """The names of all that torch computes. In place of a clock: their number does not depend on the machine's load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.name())
+        return function(*args, **kwargs or {})
+
+    def conv_share(self, call: Callable[[], object], _device: torch.device) -> float:
+        before = len(self.names)
+        call()
+        found = [is_conv_operator(name) for name in self.names[before:]]
+        return sum(found) / len(found)
+
+
+def test_rows_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Operators() as seen:
+        monkeypatch.setattr(time, "perf_counter", lambda: len(seen.names) / 1e3)
+        monkeypatch.setattr(training, "conv_share", seen.conv_share)
+        static, routed = measure_training(SMALL, ["eager"], rounds=2)
     assert (static["routed"], routed["routed"]) == (False, True)
     for row in (static, routed):
         assert (row["arch"], row["mode"], row["device"], row["precision"]) == ("resnet20", "eager", "cpu", "float32")
@@ -33,10 +56,17 @@ def test_rows_fit_together() -> None:
         assert row["inputs_per_s"] == pytest.approx(4 / (row["ms_per_step"] / 1e3))
         assert row["against_eager"] == 1
         assert row["peak_mb"] > 2.2  # weights and momentum alone
-        assert 0.1 < row["conv_share"] < 1
     assert static["against_static"] == 1
-    assert 0.5 < routed["against_static"] < 5
-    assert routed["conv_share"] < static["conv_share"]
+    # Routers and losses are more to compute, and hardly any of it is convolutions.
+    assert routed["against_static"] == pytest.approx(routed["ms_per_step"] / static["ms_per_step"])
+    assert 1 < routed["against_static"] < 5
+    assert 0 < routed["conv_share"] < static["conv_share"] < 1
+
+
+def test_the_profiler_tells_a_real_steps_convolutions_from_the_rest() -> None:
+    share = conv_share(training._step(SMALL, Speed(), routed=True), CPU)
+    assert share is not None
+    assert 0 < share < 1
 
 
 def test_every_loss_and_the_controller_are_on() -> None:

@@ -93,6 +93,6 @@ def explore_process() -> Iterator[Callable[..., tuple[int, tuple[str, int]]]]:
     yield start
     for process in started:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()

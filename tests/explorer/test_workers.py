@@ -16,14 +16,16 @@ def test_workers_run_a_few_at_a_time_and_turn_the_rest_away() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        go.wait(5)
+        go.wait(60)
         with lock:
             running -= 1
 
     async def crowd() -> list[object]:
         workers = Workers(threads=2, waiting=3)
         tasks = [asyncio.create_task(workers.run(work)) for _ in range(8)]
-        await asyncio.sleep(0.05)
+        while running < 2:  # threads begin when the machine lets them
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)  # for a third to show itself, if there were one
         go.set()
         ended: list[object] = await asyncio.gather(*tasks, return_exceptions=True)
         assert await workers.run(lambda: 7) == 7  # room again

@@ -1,6 +1,7 @@
 """Triton kernels, shared by training and engines; each has a plain torch twin that it is tested against.
 
-Nothing here is imported unless Triton is installed: ask `available` first. Knows tensors, not networks.
+What launches a kernel needs Triton: ask `available` before importing it. `stage_tuning`, `stage_weights` and
+`stage_twin` do without. Knows tensors, not networks.
 """
 
 import importlib.util
