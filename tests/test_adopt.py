@@ -1,7 +1,6 @@
 """Routing over somebody else's ResNet."""
 
 import copy
-import importlib
 import pickle
 from collections.abc import Callable
 from types import ModuleType
@@ -15,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from codinet import UserError, block_costs
 from codinet.adopt import make_dynamic
-from codinet.model import RoutedNetwork, train_only
-from codinet.relaxation import gumbel
+from codinet.model import RoutedNetwork, routed_step, train_only
+from codinet.relaxation import gumbel, hard
 from codinet.routers import ROUTERS
 
 # --- ResNets as torchvision and timm build them, written here so that neither need be installed
@@ -66,6 +65,24 @@ class Bottle(nn.Module):
         out = out * self.se(out)
         out += identity
         return self.relu(out)
+
+
+class PreActivated(Basic):
+    """Activates its input in place, so that what is added to the residual is activated too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.relu(x)
+        identity = x if self.downsample is None else self.downsample(x)
+        return self.bn2(self.conv2(self.relu(self.bn1(self.conv1(out))))) + identity
+
+
+class AddsOnto(Basic):
+    """Adds the residual onto its shortcut, in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        identity = x.clone() if self.downsample is None else self.downsample(x)
+        identity += self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(identity)
 
 
 def stages(module: nn.Module, block: type[Basic] | type[Bottle], counts: tuple[int, ...], channels: int) -> int:
@@ -133,6 +150,8 @@ STYLES: dict[str, Callable[[], nn.Module]] = {
     "timm-basic": lambda: TimmStyle(Basic),
     "timm-bottleneck": lambda: TimmStyle(Bottle),
     "three-stages": lambda: TorchvisionStyle(Basic, counts=(1, 1, 1)),
+    "pre-activation": lambda: TorchvisionStyle(PreActivated),
+    "adds-onto-its-shortcut": lambda: TorchvisionStyle(AddsOnto),
 }
 
 
@@ -346,6 +365,48 @@ def test_it_trains_its_routers_alone(module: nn.Module) -> None:
         assert (parameter.grad is not None) == ("router" in name)
 
 
+# --- training it is training the module
+
+
+def buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer for name, buffer in module.named_buffers() if "router" not in name}
+
+
+# timm's drop out at random; the pre-activated ask their downsample about something else than what skipping does.
+@pytest.mark.parametrize("style", [style for style in STYLES if style.split("-")[0] not in ("timm", "pre")])
+def test_a_training_step_leaves_the_statistics_that_the_module_would_have(style: str) -> None:
+    torch.manual_seed(0)
+    module = STYLES[style]().train()
+    network = make_dynamic(copy.deepcopy(module))
+    x_BCHW = images(module, batch=4)
+    expected = module(x_BCHW)
+    found = network(x_BCHW, force=torch.ones(len(network.blocks))).logits_BK
+    assert torch.equal(found, expected)
+    assert all(torch.equal(buffers(network)[name], buffer) for name, buffer in buffers(module).items())
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(network.get_parameter(name).grad, parameter.grad)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_training_step_mixes_the_block_and_what_skipping_leaves(style: str) -> None:
+    """Worked block by block, none of which may change what the next router sees."""
+    torch.manual_seed(0)
+    module = STYLES[style]().train()
+    network, x_BCHW = make_dynamic(copy.deepcopy(module)), images(module, batch=4)
+    blocks = [part for part in module.modules() if isinstance(part, Basic | Bottle)]
+    path = torch.arange(len(blocks)) % 2
+    with torch.no_grad():
+        features = network.stem(x_BCHW)
+        for adopted, block, runs in zip(network.blocks, blocks, path, strict=True):
+            kept, skip = features.clone(), copy.deepcopy(block.downsample)
+            found, *_ = routed_step(adopted, None, features, (), hard, runs.expand(4).float())
+            assert torch.equal(features, kept)
+            features = block(kept) if runs else kept if skip is None else skip(kept)
+            assert torch.equal(found, features)
+
+
 # --- what it refuses
 
 
@@ -424,14 +485,6 @@ def test_an_unknown_router_ends_in_a_hint() -> None:
 
 
 # --- the real ones, where they are installed
-
-
-@pytest.fixture
-def library(request: pytest.FixtureRequest) -> ModuleType:
-    try:
-        return importlib.import_module(request.param)
-    except (ImportError, RuntimeError) as error:  # a CUDA torchvision beside a CPU torch raises the latter
-        pytest.skip(f"{request.param} cannot be imported: {error}")
 
 
 @pytest.mark.parametrize("library", ["torchvision.models"], indirect=True)

@@ -107,6 +107,7 @@ def test_eq10_worked_by_hand() -> None:
     path_BN = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.5, 0.0, 0.0]])
     assert HAND.path_macs(path_BN).tolist() == [466, 66, 116]
     assert HAND.static_macs == 610
+    assert HAND.added_N == (100, 150, 300)
     assert HAND.share(path_BN).tolist() == pytest.approx([466 / 610, 66 / 610, 116 / 610])
     assert HAND.paper_gmaccs(1e9) == 2
 

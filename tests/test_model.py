@@ -213,6 +213,12 @@ def test_a_forced_path_may_be_one_for_all_or_one_for_each() -> None:
     assert torch.equal(one.path_BN, path_N.float().expand(3, 9))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (8,), (10,), (2, 9), (3, 1), (3, 8), (1, 3, 9)])
+def test_a_forced_path_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="holds 9 decisions here, or 3×9 with one row an image"):
+        classify(built("resnet20"), images("resnet20", batch=3), force=torch.ones(shape))
+
+
 def test_a_static_network_can_be_forced_too() -> None:
     model = create_model("resnet20", routed=False).eval()
     output = classify(model, images("resnet20"), force=torch.zeros(9))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codinet.relaxation import RELAXATIONS, gumbel, hard, run_probability, straight_through
+from codinet.relaxation import RELAXATIONS, gumbel, hard, margin_limit, run_probability, straight_through
 
 quick = settings(deadline=None, derandomize=True, max_examples=30)
 score = st.floats(-20, 20, width=32)
@@ -62,6 +62,13 @@ def test_threshold_0_runs_everything_and_1_nothing(skip: float, run: float) -> N
     scores_B2 = torch.tensor([[skip, run]])
     assert hard(scores_B2, threshold=0.0).item() == 1
     assert hard(scores_B2, threshold=1.0).item() == 0
+
+
+@quick
+@given(skip=score, run=score, threshold=st.one_of(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), st.floats(0.01, 0.99)))
+def test_the_limit_of_the_margin_is_the_rule_itself(skip: float, run: float, threshold: float) -> None:
+    runs = hard(torch.tensor([[skip, run]], dtype=torch.float64), threshold=threshold).item()
+    assert runs == (run - skip >= margin_limit(threshold))
 
 
 def test_a_higher_threshold_never_runs_more() -> None:

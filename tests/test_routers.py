@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from codinet import create_model
 from codinet.relaxation import hard
-from codinet.routers import ROUTERS, CNNRouter, FCRouter, RNNRouters, Routers, pool
+from codinet.routers import ROUTERS, CNNRouter, FCRouter, RNNRouters, Routers, SeparateRouters, fc_routers, pool
 
 quick = settings(deadline=None, derandomize=True, max_examples=20)
 WIDTHS = (4, 4, 6)
@@ -164,6 +164,18 @@ def test_router_parameters_have_router_in_their_names_and_no_others_do(kind: str
     assert {id(p) for name, p in model.named_parameters() if "router" in name} == of_routers
     static = create_model("resnet20", routed=False)
     assert not any("router" in name for name in static.state_dict())
+
+
+def test_who_has_fc_routers_alone() -> None:
+    class Other(FCRouter):
+        """Which may compute something else."""
+
+    separate = build("fc")
+    assert isinstance(separate, SeparateRouters)
+    assert fc_routers(separate) == list(separate.each)
+    separate.each[1] = Other(4)
+    for routers in (separate, build("cnn"), build("rnn"), None):
+        assert fc_routers(routers) is None
 
 
 # --- the LSTM

@@ -6,8 +6,9 @@ made of the module's own parts, so weights are shared, and adds nothing but rout
 
 import copy
 import itertools
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -31,22 +32,57 @@ def make_dynamic(module: nn.Module, *, router: str = "fc") -> RoutedNetwork:
 class AdoptedBlock(Block):
     """A foreign residual block, run by its own forward, so that whatever it has inside (SE, drop-path) stays.
 
-    That forward projects its input itself: where a block has a `downsample`, mixing computes it twice.
+    That forward projects its input itself: where a block has a `downsample`, mixing asks it twice. In training it is
+    handed the shortcut that is there already, or a BatchNorm in it would count the batch twice; but for a block that
+    asks about something else than its input, of which there are then two shortcuts. A block that writes into what it
+    is given gets a copy.
     """
 
     def __init__(self, name: str, block: nn.Module) -> None:
         super().__init__()
         self.name, self.block = name, block
+        self.writes = False  # whether the forward changes what it is given
+        self.projects = False  # whether the forward asks a module `downsample` about x, as it came
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         downsample = getattr(self.block, "downsample", None)
         return x_BCHW if downsample is None else downsample(x_BCHW)
 
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.block(x_BCHW)
+        # Not in evaluation: nothing is counted there, and engines may be asked by many threads at once.
+        if not self.projects or not self.block.get_submodule("downsample").training:
+            return self(x_BCHW)
+        with _answering(self.block, self._own(shortcut_BCHW)):
+            return self(x_BCHW)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.block(x_BCHW)
+        return self.block(self._own(x_BCHW))
+
+    def _own(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """What the block may write into: routers, and whoever skips, need the features as they came."""
+        return x_BCHW.clone() if self.writes else x_BCHW
+
+
+class _Answer(nn.Module):
+    """Gives one tensor, whatever it is asked."""
+
+    def __init__(self, answer_BCHW: torch.Tensor) -> None:
+        super().__init__()
+        self.answer_BCHW = answer_BCHW
+
+    def forward(self, _x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.answer_BCHW
+
+
+@contextmanager
+def _answering(block: nn.Module, shortcut_BCHW: torch.Tensor) -> Iterator[None]:
+    """Within, the block's `downsample` is this tensor."""
+    downsample = block.get_submodule("downsample")
+    block.add_module("downsample", _Answer(shortcut_BCHW))
+    try:
+        yield
+    finally:
+        block.add_module("downsample", downsample)
 
 
 class AdoptedResNet(RoutedNetwork):
@@ -66,11 +102,10 @@ class AdoptedResNet(RoutedNetwork):
             for stage in stages
             for position, block in enumerate(cast(nn.Sequential, module.get_submodule(stage)))
         )
-        channels = _input_channels(self)
-        for adopted, width in zip(self._blocks, channels, strict=True):
-            adopted.in_channels = width
-        self.routers = ROUTERS[router](channels)
-        weight = _first_convolution(module).weight
+        for adopted, found in zip(self._blocks, _look(self), strict=True):
+            adopted.in_channels, adopted.writes, adopted.projects = found
+        self.routers = ROUTERS[router]([adopted.in_channels for adopted in self._blocks])
+        self.in_channels, weight = _first_convolution(module).in_channels, _first_convolution(module).weight
         self.routers.to(weight.device, weight.dtype).train(module.training)
         self.training = self.dropout.training = module.training  # the module's own parts keep their modes
 
@@ -113,18 +148,25 @@ def _first_convolution(module: nn.Module) -> nn.Conv2d:
     raise UserError(f"This {type(module).__name__} has no convolution to start with.")
 
 
+class _Look(NamedTuple):
+    """What is to be known of a block: the channels it takes, and what `AdoptedBlock` says of it."""
+
+    in_channels: int
+    writes: bool
+    projects: bool
+
+
 @torch.no_grad()
-def _input_channels(network: AdoptedResNet) -> list[int]:
-    """Each block's, from a pass on shapes alone; refuses a block whose shortcut cannot stand in for its output."""
+def _look(network: AdoptedResNet) -> list[_Look]:
+    """At each block, in a pass on shapes alone; refuses one whose shortcut cannot stand in for its output."""
     shapes = copy.deepcopy(network).to("meta").eval()
     first = _first_convolution(shapes)
     x = shapes.stem(torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta"))
-    channels = []
+    looks = []
     for block in shapes.blocks:
-        channels.append(x.shape[1])
         skipped = tuple(block.shortcut(x).shape)
         try:
-            x = block(x)
+            x, look = _watch(block, x)
         except RuntimeError as error:
             raise UserError(f"{block.name} cannot be routed, it fails on its own input: {error}") from error
         if x.shape != skipped:
@@ -132,4 +174,21 @@ def _input_channels(network: AdoptedResNet) -> list[int]:
                 f"{block.name} cannot be skipped: its output is {tuple(x.shape)}, its shortcut {skipped}; "
                 "a block that changes the shape needs a `downsample`."
             )
-    return channels
+        looks.append(look)
+    return looks
+
+
+def _watch(block: AdoptedBlock, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, _Look]:
+    """A block's output, and what its forward did on the way. Whoever writes into a tensor raises its version."""
+    version, projected = x_BCHW._version, []
+
+    def note(_module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        as_it_came = any(given is x_BCHW for given in inputs) and x_BCHW._version == version
+        projected.append((output, output._version, as_it_came))
+
+    downsample = getattr(block.block, "downsample", None)
+    with downsample.register_forward_hook(note) if isinstance(downsample, nn.Module) else nullcontext():
+        y_BCHW = block(x_BCHW)
+    writes = x_BCHW._version != version or any(output._version != before for output, before, _ in projected)
+    projects = bool(projected) and all(as_it_came for *_, as_it_came in projected)
+    return y_BCHW, _Look(x_BCHW.shape[1], writes, projects)

@@ -35,11 +35,16 @@ class CostTable:
         """The network without routers, every block run: what shares are shares of."""
         return self.fixed + sum(self.run_N)
 
+    @property
+    def added_N(self) -> tuple[int, ...]:  # noqa: N802 - named by its shape, as run_N is
+        """What running each block adds to skipping it."""
+        return tuple(run - skip for run, skip in zip(self.run_N, self.skip_N, strict=True))
+
     def path_macs(self, path_BN: torch.Tensor) -> torch.Tensor:
         """MACs_B (float64) of hard or relaxed paths, routers included."""
-        saved_N = self._tensor([run - skip for run, skip in zip(self.run_N, self.skip_N, strict=True)], path_BN)
+        added_N = torch.tensor(self.added_N, dtype=torch.float64, device=path_BN.device)
         always = self.fixed + sum(self.skip_N) + sum(self.router_N)
-        return path_BN.double() @ saved_N + always
+        return path_BN.double() @ added_N + always
 
     def share(self, path_BN: torch.Tensor) -> torch.Tensor:
         """MACs_B over the static network's."""
@@ -47,15 +52,12 @@ class CostTable:
 
     def loss_weights(self) -> torch.Tensor:
         """c_k of Eq. 11: what running block k adds, divided by the mean over blocks, so that Σ c_k = n."""
-        added_N = torch.tensor([run - skip for run, skip in zip(self.run_N, self.skip_N, strict=True)])
+        added_N = torch.tensor(self.added_N)
         return (added_N / added_N.double().mean()).float()
 
     def paper_gmaccs(self, macs: float) -> float:
         """The unit of the paper's tables for this family of networks."""
         return macs * self.paper_unit / 1e9
-
-    def _tensor(self, values: list[int], like: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=like.device)
 
 
 def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> CostTable:

@@ -26,6 +26,7 @@ class RoutedNetwork(nn.Module):
     """The routing itself, over any network that has a stem, residual blocks and a head."""
 
     routers: Routers | None  # None: a static network, every block runs
+    in_channels: int | None = None  # of an image; None: not known
     paper_unit: int  # see `backbones.Architecture`
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
@@ -56,7 +57,7 @@ class RoutedNetwork(nn.Module):
         x_BCHW = (stem or self.stem)(images_BCHW)
         state: State = () if self.routers is None else self.routers.start(images_BCHW)
         if force is not None:
-            force = force.to(x_BCHW.device, torch.float32).expand(len(images_BCHW), len(self.blocks))
+            force = spread(force, x_BCHW, len(self.blocks))
         scores, path = [], []
         for k, block in enumerate(self.blocks):
             router = None if self.routers is None else self.routers.router(k)
@@ -65,6 +66,17 @@ class RoutedNetwork(nn.Module):
             scores.append(scores_B2)
             path.append(decision_B)
         return RoutedOutput(self.head(x_BCHW).float(), torch.stack(scores, dim=1), torch.stack(path, dim=1))
+
+
+def spread(force: torch.Tensor, images_BCHW: torch.Tensor, blocks: int) -> torch.Tensor:
+    """A forced path (N or B×N) as B×N floats where the images are."""
+    number = len(images_BCHW)
+    if force.shape not in ((blocks,), (1, blocks), (number, blocks)):
+        raise UserError(
+            f"A forced path holds {blocks} decisions here, or {number}×{blocks} with one row an image; "
+            f"this one is {'×'.join(map(str, force.shape)) or 'a single number'}."
+        )
+    return force.to(images_BCHW.device, torch.float32).expand(number, blocks)
 
 
 def routed_step(
@@ -127,6 +139,7 @@ class CoDiNet(ResNet, RoutedNetwork, PyTorchModelHubMixin):
             shape, num_classes=config.num_classes, in_channels=config.in_channels, stride_on=config.stride_on
         )
         self.config = config
+        self.in_channels = config.in_channels
         self.paper_unit = shape.paper_unit
         self.routers = ROUTERS[config.router]([block.in_channels for block in self.blocks]) if config.routed else None
 

@@ -20,9 +20,17 @@ def run_probability(scores: torch.Tensor) -> torch.Tensor:
 def hard(scores_B2: torch.Tensor, *, threshold: float = 0.5) -> torch.Tensor:
     """Eq. 5 and 13: run iff softmax(U)[run] ≥ threshold. No noise, no gradient: the rule of inference."""
     margin_B = scores_B2[..., 1] - scores_B2[..., 0]
-    # Compared as logits, so that threshold ½ is exactly U[run] ≥ U[skip], ties included.
-    limit = math.log(threshold / (1 - threshold)) if 0 < threshold < 1 else math.copysign(math.inf, threshold - 0.5)
-    return (margin_B >= limit).to(scores_B2.dtype)
+    return (margin_B >= margin_limit(threshold)).to(scores_B2.dtype)
+
+
+def margin_limit(threshold: float) -> float:
+    """The least U[run] − U[skip] that runs a block: `hard`, for whoever decides by other means.
+
+    A logit, so that threshold ½ is exactly U[run] ≥ U[skip], ties included.
+    """
+    if 0 < threshold < 1:
+        return math.log(threshold / (1 - threshold))
+    return math.copysign(math.inf, threshold - 0.5)
 
 
 def gumbel(scores_B2: torch.Tensor, *, tau: float = 1.0, generator: torch.Generator | None = None) -> torch.Tensor:

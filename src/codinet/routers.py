@@ -97,6 +97,14 @@ class SeparateRouters(Routers):
         return self.each[k]
 
 
+def fc_routers(routers: Routers | None) -> list[FCRouter] | None:
+    """The routers of all blocks, where each of them is an `FCRouter` and no subclass of it; else None."""
+    if not isinstance(routers, SeparateRouters):
+        return None
+    found = [router for router in routers.each if type(router) is FCRouter]
+    return found if len(found) == len(routers.each) else None
+
+
 class RNNRouters(Routers):
     """Global average pooling, a linear layer, an LSTM and an output layer, all shared along the depth.
 

@@ -102,8 +102,6 @@ def test_which_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_engines((), 1, routed, CPU) == ["masked", "branch"]
     with pytest.raises(UserError, match="onnx"):
         pick_engines(("onnx",), 1, routed, CPU)
-    with pytest.raises(UserError, match="no engine known"):
-        pick_engines(("brunch",), 1, routed, CPU)
 
 
 def test_every_contestant_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,16 @@ def test_the_fastest_is_taken(network: Callable[..., RoutedNetwork], monkeypatch
     assert compile_engine(network(), batch=4).name == "branch"
     speeds["gather"] = 0.5
     assert compile_engine(network(), batch=4).name == "gather"
-    speeds["onnx"] = 0.1
-    assert compile_engine(network(), batch=4, threshold=0.25).threshold == 0.25
+
+
+def test_onnx_runtime_is_taken_where_it_is_the_fastest(
+    network: Callable[..., RoutedNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(choosing, "_fastest_of", lambda engine, _images: 0.0 if engine.name == "onnx" else 1.0)
+    engine = compile_engine(network(), batch=4, threshold=0.25)
+    assert (engine.name, engine.threshold) == ("onnx", 0.25)
 
 
 def test_without_onnx_runtime(network: Callable[..., RoutedNetwork], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +62,7 @@ def _offer_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr(choosing, "has_onnx", lambda *_args: False)
     monkeypatch.setattr(choosing, "has_graph", lambda *_args: True)
-    monkeypatch.setattr(choosing, "_fastest_of", lambda engine, _images: 0.0 if engine.name == "graph" else 1.0)
+    monkeypatch.setattr(choosing, "_fastest_of", lambda engine, _images: 0.0 if "graph" in engine.name else 1.0)
 
 
 def test_kernels_that_are_right_are_chosen(
@@ -62,6 +70,7 @@ def test_kernels_that_are_right_are_chosen(
 ) -> None:
     _offer_graph(monkeypatch)
     assert compile_engine(network(), batch=2, image_shape=(3, 8, 8)).name == "graph"
+    assert compile_engine(create_model("resnet20", routed=False), image_shape=(3, 8, 8)).name == "static-graph"
 
 
 @pytest.mark.parametrize("part", ["logits_BK", "scores_BN2"])

@@ -19,7 +19,9 @@ import onnx
 
 from codinet.adopt import make_dynamic
 from codinet.bench.drawn import settle, with_run_rate
+from codinet.cost import block_costs
 from codinet.engines.export import About, check, export
+from codinet.engines.masked import MaskedEngine
 from codinet.engines.onnx import OnnxEngine
 from codinet.engines.onnx_graph import build
 from codinet.engines.static import StaticEngine
@@ -103,7 +105,7 @@ def test_a_mismatch_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_exported(network: Make, images: torch.Tensor, tmp_path: Path) -> None:
+def test_what_cannot_be_exported(network: Make, tmp_path: Path) -> None:
     static = create_model("resnet20", routed=False)
     with pytest.raises(UserError, match="nothing to route"):
         build(static, (3, 32, 32))
@@ -117,8 +119,6 @@ def test_what_cannot_be_exported(network: Make, images: torch.Tensor, tmp_path: 
     foreign.avgpool, foreign.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 2)
     with pytest.raises(UserError, match="networks of the registry"):
         build(make_dynamic(foreign), (3, 32, 32))
-    with pytest.raises(UserError, match="cannot be forced"):
-        OnnxEngine.of(network(), (3, 32, 32))(images, force=torch.ones(9))
 
 
 def test_images_of_another_shape_are_refused(network: Make, images: torch.Tensor) -> None:
@@ -134,9 +134,29 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
     out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [info], [out])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    (tmp_path / "other.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(UserError, match="not written by codinet"):
-        OnnxEngine(tmp_path / "other.onnx")
+    for key, value in [("", ""), ("author", "me"), ("kind", "a ReLU"), ("kind", '"rectified"')]:
+        if key:
+            model.metadata_props.add(key=key, value=value)
+        (tmp_path / "other.onnx").write_bytes(model.SerializeToString())
+        with pytest.raises(UserError, match="not written by codinet"):
+            OnnxEngine(tmp_path / "other.onnx")
+
+
+def test_what_others_add_to_a_file_of_ours_is_left_out(network: Make, tmp_path: Path, images: torch.Tensor) -> None:
+    export(network(), tmp_path / "m.onnx", ABOUT)  # type: ignore[arg-type]
+    model = onnx.load(tmp_path / "m.onnx")
+    model.metadata_props.add(key="author", value="me")
+    onnx.save(model, tmp_path / "signed.onnx")
+    engine = OnnxEngine(tmp_path / "signed.onnx")
+    assert "author" not in engine.about
+    assert torch.equal(engine(images).logits_BK, OnnxEngine(tmp_path / "m.onnx")(images).logits_BK)
+
+
+@pytest.mark.parametrize("kind", ["routed", "masked"])
+def test_a_threshold_is_given_at_once(kind: str, network: Make, images: torch.Tensor, assert_same: Same) -> None:
+    engine = OnnxEngine.of(network(), (3, 32, 32), kind=kind, threshold=0.3)  # type: ignore[arg-type]
+    assert_same(engine(images), MaskedEngine(network(), threshold=0.3)(images))
+    assert engine(images).path_BN.mean() > OnnxEngine.of(network(), (3, 32, 32))(images).path_BN.mean()
 
 
 def test_the_documented_example_needs_no_torch(tmp_path: Path, network: Make) -> None:
@@ -166,3 +186,19 @@ def test_the_documented_example_needs_no_torch(tmp_path: Path, network: Make) ->
     assert [answer["class"] for answer in answers] == [ABOUT.classes[k] for k in classes]
     assert [answer["path"] for answer in answers] == paths
     assert len(set(paths)) > 20
+    table = block_costs(model, (3, 32, 32))
+    shares = torch.cat([table.share(part.path_BN) for part in parts])
+    assert [answer["cost_share"] for answer in answers] == pytest.approx(shares.tolist())
+
+    np.save(tmp_path / "images.npy", bytes_TCHW[:10])
+    path = [1, 0] * 4 + [1]
+    export(model, tmp_path / "m.onnx", ABOUT, kind="static", path=path)  # type: ignore[arg-type]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        classes = model(images[:10], force=torch.tensor(path)).logits_BK.argmax(dim=1).tolist()
+    answers = json.loads(done.stdout)
+    assert [answer["class"] for answer in answers] == [ABOUT.classes[k] for k in classes]
+    assert {answer["path"] for answer in answers} == {"101010101"}
+    without_routers = table.share(torch.tensor([path])).item() - sum(table.router_N) / table.static_macs
+    assert answers[0]["cost_share"] == pytest.approx(without_routers)

@@ -17,7 +17,6 @@ from codinet.engines.contract import Engine
 from codinet.engines.gather import GatherEngine
 from codinet.engines.masked import MaskedEngine
 from codinet.engines.static import StaticEngine
-from codinet.errors import UserError
 from codinet.model import RoutedNetwork, create_model, list_models
 from codinet.relaxation import hard
 
@@ -117,23 +116,33 @@ class Foreign(nn.Module):
             shortcut = x if self.downsample is None else self.downsample(x)
             return self.act(self.conv2(self.bn1(self.act(self.conv1(x)))) + shortcut)
 
-    def __init__(self) -> None:
+    class Writing(Block):
+        """Activates its input before all else, in place, as pre-activation blocks do."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.relu_())
+
+    def __init__(self, block: type[Block] = Block) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
         self.relu, self.maxpool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
-        self.layer1 = nn.Sequential(self.Block(8, 8, 1), self.Block(8, 8, 1))
-        self.layer2 = nn.Sequential(self.Block(8, 16, 2), self.Block(16, 16, 1))
+        self.layer1 = nn.Sequential(block(8, 8, 1), block(8, 8, 1))
+        self.layer2 = nn.Sequential(block(8, 16, 2), block(16, 16, 1))
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(16, 5)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_an_adopted_network(kind: Kind, images: torch.Tensor, assert_same: Same) -> None:
+@pytest.mark.parametrize("block", [Foreign.Block, Foreign.Writing])
+def test_an_adopted_network(kind: Kind, block: type[Foreign.Block], images: torch.Tensor, assert_same: Same) -> None:
     torch.manual_seed(4)
-    model = with_run_rate(settle(make_dynamic(Foreign()), images), images, 0.5)
+    model = with_run_rate(settle(make_dynamic(Foreign(block)), images), images, 0.5)
     engine = kind(model)
     with torch.no_grad():
         for batch in (images, images[:1]):
             assert_same(engine(batch), model(batch))
+        for path in ([0, 0, 0, 0], [0, 1, 1, 0], [1, 0, 0, 1]):
+            force = torch.tensor(path)
+            assert_same(engine(images, force=force), model(images, force=force))
 
 
 @pytest.mark.parametrize("kind", SKIPPING)
@@ -168,11 +177,3 @@ def test_an_engine_is_a_snapshot(kind: Kind, network: Make, images: torch.Tensor
             parameter.zero_()
     after = engine(images)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-def test_what_is_no_batch_is_refused(kind: Kind, network: Make, images: torch.Tensor) -> None:
-    engine = kind(network())
-    for wrong in (images[0], images[:0]):
-        with pytest.raises(UserError, match="batch of images"):
-            engine(wrong)

@@ -18,7 +18,7 @@ from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.engines.graph_capture import Captured
 from codinet.engines.masked import MaskedEngine
 from codinet.engines.static import StaticEngine
-from codinet.errors import UserError, unknown
+from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 
@@ -37,10 +37,7 @@ class Contestant:
 
 
 def pick_engines(wished: tuple[str, ...], batch: int, model: RoutedNetwork, device: torch.device) -> list[str]:
-    """The engines to run at a batch size: those wished, or those made for it."""
-    for name in wished:
-        if name not in ENGINES:
-            raise unknown("engine", name, ENGINES)
+    """The engines to run at a batch size: those wished, which are of `ENGINES`, or those made for it."""
     if any(name.startswith(ONNX) for name in wished) and not has_onnx(model, device):
         raise UserError("ONNX engines need --device cpu and pip install 'codinet[onnx]'.")
     reason = why_not(model, device) if "graph" in wished else None
@@ -93,9 +90,7 @@ def contestants(
 def _onnx(model: RoutedNetwork, kind: str, image_shape: tuple[int, int, int], threads: int, threshold: float) -> Call:
     from codinet.engines.onnx import OnnxEngine
 
-    engine = OnnxEngine.of(model, image_shape, kind=kind, threads=threads)  # type: ignore[arg-type]
-    engine.threshold = threshold
-    return engine
+    return OnnxEngine.of(model, image_shape, kind=kind, threshold=threshold, threads=threads)  # type: ignore[arg-type]
 
 
 def _compiled(model: RoutedNetwork) -> Call:

@@ -6,7 +6,6 @@
 from codinet.engines.branch import BranchEngine
 from codinet.engines.choose import compile_engine
 from codinet.engines.contract import Engine
-from codinet.engines.curve import CurvePoint, threshold_curve
 from codinet.engines.folding import fold
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import GraphEngine, StaticGraphEngine
@@ -15,7 +14,6 @@ from codinet.engines.static import StaticEngine
 
 __all__ = [
     "BranchEngine",
-    "CurvePoint",
     "Engine",
     "GatherEngine",
     "GraphEngine",
@@ -24,5 +22,4 @@ __all__ = [
     "StaticGraphEngine",
     "compile_engine",
     "fold",
-    "threshold_curve",
 ]

@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import torch
 
-from codinet.engines.contract import Engine, margin_limit, spread
+from codinet.engines.contract import Engine, Takes
 from codinet.engines.folding import fold
 from codinet.engines.single import FCScorer, ModuleScorer, Scorer, fast_weights
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
+from codinet.relaxation import margin_limit
 
 
 class BranchEngine(Engine):
@@ -22,14 +23,14 @@ class BranchEngine(Engine):
     name: ClassVar[str] = "branch"
 
     def __init__(self, model: RoutedNetwork, *, threshold: float = 0.5) -> None:
-        super().__init__(threshold=threshold)
+        super().__init__(Takes.of(model), threshold=threshold)
         self.net = fold(model)
         self.blocks = list(self.net.blocks)
         self.fast = None if self.net.routers is None else fast_weights(self.net.routers)
 
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
-        blocks, limit = len(self.blocks), margin_limit(threshold)
-        paths = [None] * len(images_BCHW) if force is None else spread(force, images_BCHW, blocks).tolist()
+        limit = margin_limit(threshold)
+        paths = [None] * len(images_BCHW) if force is None else force.tolist()
         rows = [self._one(images_BCHW[i : i + 1], limit, forced) for i, forced in enumerate(paths)]
         logits, scores, path = zip(*rows, strict=True)
         logits_BK = logits[0] if len(logits) == 1 else torch.cat(logits)

@@ -84,7 +84,8 @@ def _candidates(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: floa
 def _answers_alike(graph: Engine, reference: Engine, images_BCHW: torch.Tensor) -> bool:
     """Whether kernels of our own are right on this device, of a kind that they may never have met."""
     wished = reference(images_BCHW)
-    got = graph(images_BCHW, force=wished.path_BN)  # so that rounding cannot tip a decision
+    # Forced, so that rounding cannot tip a decision; a static one has none to tip.
+    got = graph(images_BCHW, force=None if graph.takes.blocks is None else wished.path_BN)
     near = 0.01 if images_BCHW.dtype == torch.float32 else 0.05
     pairs = (got.logits_BK, wished.logits_BK), (got.scores_BN2, wished.scores_BN2)
     return all(bool((ours - theirs).abs().max() <= near * theirs.abs().max().clamp(min=1)) for ours, theirs in pairs)
@@ -111,9 +112,8 @@ def _onnx(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> 
     from codinet.engines.onnx import OnnxEngine
 
     channels, height, width = images_BCHW.shape[1:]
-    engine = OnnxEngine.of(model, (channels, height, width), kind="static" if model.routers is None else "routed")
-    engine.threshold = threshold
-    return [engine]
+    shape = channels, height, width
+    return [OnnxEngine.of(model, shape, kind="static" if model.routers is None else "routed", threshold=threshold)]
 
 
 def _fastest_of(engine: Callable[[torch.Tensor], object], images_BCHW: torch.Tensor) -> float:

@@ -17,13 +17,12 @@ import torch
 import codinet
 from codinet import files
 from codinet.cost import block_costs
-from codinet.engines.contract import margin_limit
 from codinet.engines.onnx import OnnxEngine
 from codinet.engines.onnx_graph import OPSET, Kind, build
 from codinet.errors import UserError
 from codinet.model import CoDiNet
 from codinet.records import RoutedOutput
-from codinet.relaxation import hard
+from codinet.relaxation import hard, margin_limit
 
 TOLERANCE = 1e-4  # of logits, and of how near a decision may be to the threshold to fall either way
 

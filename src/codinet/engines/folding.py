@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from codinet.backbones import BasicBlock, Block, Bottleneck, ResNet
+from codinet.engines.contract import require_finite
 from codinet.engines.conv import Conv, FusedConv
 from codinet.model import RoutedNetwork
 from codinet.routers import Routers
@@ -113,6 +114,7 @@ class FoldedNetwork:
 
 def fold(model: RoutedNetwork) -> FoldedNetwork:
     """A folded copy of a network, in evaluation mode; the network itself stays as it is."""
+    require_finite(model)
     model = copy.deepcopy(model).eval()
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has it, its stubs do not
     blocks = [_fold_block(block) for block in model.blocks]

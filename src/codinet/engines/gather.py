@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from codinet.engines.contract import Engine, margin_limit, spread
+from codinet.engines.contract import Engine, Takes
 from codinet.engines.folding import FoldedBlock, fold
 from codinet.engines.lineup import trade
 from codinet.engines.rows import copy_rows, move_rows, take_rows
@@ -20,6 +20,7 @@ from codinet.engines.several import BatchScorer, scorers_of
 from codinet.engines.shares import in_shares
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
+from codinet.relaxation import margin_limit
 
 
 class GatherEngine(Engine):
@@ -28,7 +29,7 @@ class GatherEngine(Engine):
     name: ClassVar[str] = "gather"
 
     def __init__(self, model: RoutedNetwork, *, threshold: float = 0.5) -> None:
-        super().__init__(threshold=threshold)
+        super().__init__(Takes.of(model), threshold=threshold)
         self.net = fold(model)
         self.scorers = None if self.net.routers is None else scorers_of(self.net.routers)
 
@@ -36,9 +37,8 @@ class GatherEngine(Engine):
         return in_shares(partial(self._pass, np.float32(margin_limit(threshold))), images_BCHW, force)
 
     def _pass(self, limit: np.float32, images_BCHW: torch.Tensor, force: torch.Tensor | None) -> RoutedOutput:
-        blocks = len(self.net.blocks)
         scorer = None if self.scorers is None else self.scorers(images_BCHW)
-        forced_BN = None if force is None else spread(force, images_BCHW, blocks).cpu().numpy()
+        forced_BN = None if force is None else force.cpu().numpy()
         places = _Places(self.net.start(images_BCHW), scorer)
         everyone_B = np.ones(len(images_BCHW), np.bool_)
         seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []

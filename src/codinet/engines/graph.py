@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from codinet import kernels
-from codinet.engines.contract import Engine, margin_limit, spread
+from codinet.engines.contract import Engine, Takes
 from codinet.engines.folding import FoldedBasic, FoldedBlock, fold, fold_pair
 from codinet.engines.graph_capture import Captured
 from codinet.errors import UserError
@@ -24,7 +24,8 @@ from codinet.kernels.stage_tuning import Tuning, tuning_for
 from codinet.kernels.stage_weights import BlockWeights, NetworkWeights, RouterWeights, StageWeights
 from codinet.model import CoDiNet, RoutedNetwork
 from codinet.records import RoutedOutput
-from codinet.routers import FCRouter, Routers, SeparateRouters
+from codinet.relaxation import margin_limit
+from codinet.routers import FCRouter, fc_routers
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHAPES = 8  # batches of so many shapes keep their graphs, and the memory that these hold
@@ -40,17 +41,12 @@ def why_not(model: RoutedNetwork, device: torch.device) -> str | None:
     blocks = fold(model).blocks
     if not all(isinstance(block, FoldedBasic) for block in blocks):
         return f"The graph engine holds basic blocks only, not those of {model.config.arch}; use another engine."
-    routers = model.routers
-    if routers is not None and not _are_fc(routers):
+    if model.routers is not None and fc_routers(model.routers) is None:
         return f"The graph engine holds FC routers only, not {model.config.router} ones; use another engine."
     widths = {len(conv.bias) for block in blocks for conv in block.convs}
     if any(width < 16 or width & (width - 1) for width in widths):
         return "The graph engine needs widths that are powers of two from 16 on; use another engine."
     return None
-
-
-def _are_fc(routers: Routers) -> bool:
-    return isinstance(routers, SeparateRouters) and all(type(router) is FCRouter for router in routers.each)
 
 
 class GraphEngine(Engine):
@@ -67,20 +63,20 @@ class GraphEngine(Engine):
         device: str | torch.device | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        super().__init__(threshold=threshold)
         self.device = torch.device(next(model.parameters()).device if device is None else device)
         self.dtype, self.tuning = dtype, tuning
         reason = why_not(model, self.device) or self._why_not_dtype()
         if reason is not None:
             raise UserError(reason)
         assert isinstance(model, CoDiNet)
+        super().__init__(Takes.of(model)._replace(dtype=None), threshold=threshold)  # images are converted
         model = copy.deepcopy(model).eval().float()  # folded in float32, whatever the engine computes in
         net = fold(model)
         stem, head = fold_pair(model.conv1, model.bn1), model.fc
         self.weights = NetworkWeights(
             stem.weight,
             stem.bias,
-            split_stages(net.blocks, net.routers if self._asks else None),
+            split_stages(net.blocks, fc_routers(net.routers) if self._asks else None),
             head.weight.detach(),
             head.bias.detach(),
         )
@@ -106,8 +102,7 @@ class GraphEngine(Engine):
                 while len(self.ready) >= _SHAPES:
                     del self.ready[next(iter(self.ready))]
                 self.ready[key] = _Ready(self, images_BCHW)
-            forced_BN = None if force is None else spread(force, images_BCHW, self.blocks)
-            return self.ready[key](images_BCHW, margin_limit(threshold), forced_BN)
+            return self.ready[key](images_BCHW, margin_limit(threshold), force)
 
     def _here(self) -> AbstractContextManager[None]:
         """Kernels are launched on the current device, which may not be the engine's."""
@@ -176,11 +171,8 @@ class StaticGraphEngine(GraphEngine):
         tuning: Tuning | None = None,
     ) -> None:
         super().__init__(model, dtype=dtype, device=device, tuning=tuning)
+        self.takes = self.takes._replace(blocks=None)
         self.decided_N = torch.ones(self.blocks, dtype=torch.int8) if path is None else path.to("cpu", torch.int8)
-
-    def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
-        """Threshold and force are routing's and change nothing here."""
-        return super().classify(images_BCHW, threshold, None)
 
 
 class _Ready:
@@ -214,7 +206,7 @@ class _Ready:
         return RoutedOutput(*self.engine.parts(self.batch, self.answer.clone()))
 
 
-def split_stages(blocks: Sequence[FoldedBlock], routers: Routers | None) -> list[StageWeights]:
+def split_stages(blocks: Sequence[FoldedBlock], routers: Sequence[FCRouter] | None) -> list[StageWeights]:
     """Blocks cut before each one that changes the shape."""
     stages: list[tuple[int, list[BlockWeights]]] = []
     for k, block in enumerate(blocks):
@@ -222,14 +214,11 @@ def split_stages(blocks: Sequence[FoldedBlock], routers: Routers | None) -> list
         if not stages or not block.keeps:
             stages.append((block.stride, []))
         first, second = block.convs
-        router = None if routers is None else _router(routers, k)
+        router = None if routers is None else _router(routers[k])
         stages[-1][1].append(BlockWeights(first.weight, first.bias, second.weight, second.bias, router))
     return [StageWeights(weights, stride) for stride, weights in stages]
 
 
-def _router(routers: Routers, k: int) -> RouterWeights:
-    assert isinstance(routers, SeparateRouters)
-    router = routers.each[k]
-    assert isinstance(router, FCRouter)
+def _router(router: FCRouter) -> RouterWeights:
     layers = router.hidden.weight, router.hidden.bias, router.out.weight, router.out.bias
     return RouterWeights(*(parameter.detach() for parameter in layers))

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from codinet.engines.contract import Engine
+from codinet.engines.contract import Engine, Takes, require_finite
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.relaxation import hard
@@ -22,7 +22,8 @@ class MaskedEngine(Engine):
     name: ClassVar[str] = "masked"
 
     def __init__(self, model: RoutedNetwork, *, threshold: float = 0.5) -> None:
-        super().__init__(threshold=threshold)
+        super().__init__(Takes.of(model), threshold=threshold)
+        require_finite(model)
         self.model = copy.deepcopy(model).eval()
 
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:

@@ -8,13 +8,15 @@ does as much by itself for a static one. `portable` leaves it as it is written.
 """
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
 
-from codinet.engines.contract import Engine
+from codinet.engines.contract import Engine, Takes
 from codinet.engines.onnx_graph import Kind, build
 from codinet.engines.onnx_session import open_blocked, open_session
 from codinet.errors import UserError
@@ -36,13 +38,12 @@ class OnnxEngine(Engine):
         portable: bool = False,
     ) -> None:
         self.session = open_session(source, threads=threads)
-        self.about: dict[str, Any] = {
-            key: json.loads(value) for key, value in self.session.get_modelmeta().custom_metadata_map.items()
-        }
-        if "kind" not in self.about:
+        self.about = _read_about(self.session.get_modelmeta().custom_metadata_map)
+        if self.about.get("kind") not in get_args(Kind):
             raise UserError("This ONNX file was not written by codinet export: it does not say what it holds.")
-        super().__init__(threshold=float(self.about.get("threshold", 0.5)) if threshold is None else threshold)
         self.image_shape: list[int] = self.session.get_inputs()[0].shape[1:]
+        takes = Takes(self.image_shape[0], dtype=None, blocks=None)
+        super().__init__(takes, threshold=float(self.about.get("threshold", 0.5)) if threshold is None else threshold)
         self.one_by_one = self.about["kind"] == "routed"
         if self.one_by_one and not portable:
             self.session = open_blocked(source, self.session, threads=threads) or self.session
@@ -56,6 +57,7 @@ class OnnxEngine(Engine):
         image_shape: tuple[int, int, int],
         *,
         kind: Kind = "routed",
+        threshold: float = 0.5,
         threads: int | None = None,
     ) -> "OnnxEngine":
         proto = build(model, image_shape, kind=kind)
@@ -64,11 +66,9 @@ class OnnxEngine(Engine):
             about["path"] = [1] * len(model.blocks)
         for key, value in about.items():
             proto.metadata_props.add(key=key, value=json.dumps(value))
-        return cls(proto.SerializeToString(), threads=threads)
+        return cls(proto.SerializeToString(), threshold=threshold, threads=threads)
 
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
-        if force is not None:
-            raise UserError("A path cannot be forced on an ONNX graph; export a static one of that path.")
         if list(images_BCHW.shape[1:]) != self.image_shape:
             found, wanted = ("×".join(map(str, shape)) for shape in (images_BCHW.shape[1:], self.image_shape))
             raise UserError(f"This ONNX graph takes images of {wanted}, not of {found}.")
@@ -89,3 +89,12 @@ class OnnxEngine(Engine):
         if self.about["kind"] != "static":
             feeds["threshold"] = np.array(threshold, np.float32)
         return self.session.run(None, feeds)
+
+
+def _read_about(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What a file tells in JSON, as `codinet export` writes it; what others added in words of theirs is left out."""
+    about: dict[str, Any] = {}
+    for key, value in metadata.items():
+        with suppress(json.JSONDecodeError):
+            about[key] = json.loads(value)
+    return about

@@ -4,12 +4,14 @@ A writer is asked in the order of the blocks. Those that pool a block's input ar
 because the graph keeps it between blocks; see `onnx_graph`. Knows nothing of blocks.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import nn
 
 from codinet.engines.onnx_nodes import Graph
 from codinet.errors import UserError
-from codinet.routers import CNNRouter, FCRouter, RNNRouters, Routers, SeparateRouters
+from codinet.routers import CNNRouter, FCRouter, RNNRouters, Routers, SeparateRouters, fc_routers
 
 
 class Writer:
@@ -56,13 +58,12 @@ def pool_plain(graph: Graph, x: str) -> str:
 
 
 class FCWriter(Writer):
-    def __init__(self, routers: SeparateRouters) -> None:
+    def __init__(self, routers: Sequence[FCRouter]) -> None:
         super().__init__()
         self.routers = routers
 
     def router(self, graph: Graph, k: int, x: str) -> str:
-        router = self.routers.each[k]
-        assert isinstance(router, FCRouter)
+        router = self.routers[k]
         return linear(graph, router.out, graph.one("Relu", linear(graph, router.hidden, x)))
 
 
@@ -112,10 +113,9 @@ class RNNWriter(Writer):
 def writer_of(routers: Routers) -> Writer:
     if isinstance(routers, RNNRouters):
         return RNNWriter(routers)
-    if isinstance(routers, SeparateRouters):
-        kinds = {type(router) for router in routers.each}
-        if kinds == {FCRouter}:
-            return FCWriter(routers)
-        if kinds == {CNNRouter}:
-            return CNNWriter(routers)
+    each = fc_routers(routers)
+    if each is not None:
+        return FCWriter(each)
+    if isinstance(routers, SeparateRouters) and all(type(router) is CNNRouter for router in routers.each):
+        return CNNWriter(routers)
     raise UserError(f"Routers of the kind {type(routers).__name__} cannot be exported to ONNX.")

@@ -10,9 +10,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
-from codinet.routers import FCRouter, Routers, SeparateRouters, State
+from codinet.routers import FCRouter, Routers, State, fc_routers
 
 HostLayers = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Weight (in × out) and bias of a router's hidden layer, then of its output layer."""
@@ -58,16 +57,14 @@ class ModuleBatch:
 class FCBatch:
     """`FCRouter`s over pooled vectors that are kept up to date."""
 
-    def __init__(self, routers: SeparateRouters) -> None:
+    def __init__(self, routers: Sequence[FCRouter]) -> None:
         self.routers = routers
         self.pooled_BC: torch.Tensor | None = None
 
     def score(self, k: int, x_BCHW: torch.Tensor) -> np.ndarray:
         if self.pooled_BC is None:
             self.pooled_BC = x_BCHW.mean(dim=(2, 3))
-        router = self.routers.each[k]
-        assert isinstance(router, FCRouter)
-        hidden, out = router.hidden, router.out
+        hidden, out = self.routers[k].hidden, self.routers[k].out
         hidden_BC = torch.addmm(hidden.bias, self.pooled_BC, hidden.weight.t()).relu_()
         return torch.addmm(out.bias, hidden_BC, out.weight.t()).float().cpu().numpy()
 
@@ -86,7 +83,7 @@ class FCBatch:
 class FCBatchOnHost(FCBatch):
     """The same in numpy, for float32 on the CPU: matrices this small are not worth calling torch for."""
 
-    def __init__(self, routers: SeparateRouters, layers: Sequence[HostLayers]) -> None:
+    def __init__(self, routers: Sequence[FCRouter], layers: Sequence[HostLayers]) -> None:
         super().__init__(routers)
         self.layers = layers
 
@@ -124,8 +121,7 @@ def _mean_row(places: int) -> np.ndarray:
     return np.full(places, 1 / places, np.float32)
 
 
-def _host_layers(router: nn.Module) -> HostLayers:
-    assert isinstance(router, FCRouter)
+def _host_layers(router: FCRouter) -> HostLayers:
     both = [
         (layer.weight.detach().t().contiguous().numpy(), layer.bias.detach().numpy())
         for layer in (router.hidden, router.out)
@@ -136,9 +132,10 @@ def _host_layers(router: nn.Module) -> HostLayers:
 
 def scorers_of(routers: Routers) -> Callable[[torch.Tensor], BatchScorer]:
     """From the images of a pass to its scorer. What depends on the routers alone is done here, once."""
-    if not isinstance(routers, SeparateRouters) or any(type(router) is not FCRouter for router in routers.each):
+    each = fc_routers(routers)
+    if each is None:
         return lambda images_BCHW: ModuleBatch(routers, images_BCHW)
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in routers.parameters()):
-        return lambda _images: FCBatch(routers)
-    layers = [_host_layers(router) for router in routers.each]
-    return lambda _images: FCBatchOnHost(routers, layers)
+        return lambda _images: FCBatch(each)
+    layers = [_host_layers(router) for router in each]
+    return lambda _images: FCBatchOnHost(each, layers)

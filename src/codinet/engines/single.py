@@ -7,12 +7,13 @@ because taking the greater of a vector and a number costs twice what |h| does. O
 modules. Knows nothing of blocks or decisions.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from codinet.routers import FCRouter, Routers, SeparateRouters, State
+from codinet.routers import FCRouter, Routers, State, fc_routers
 
 
 class Scorer(Protocol):
@@ -43,14 +44,13 @@ class ModuleScorer:
 class FCScores:
     """The weights of a network's `FCRouter`s, laid out for products with one vector."""
 
-    def __init__(self, routers: SeparateRouters) -> None:
-        self.layers = [self._augmented(router) for router in routers.each]
+    def __init__(self, routers: Sequence[FCRouter]) -> None:
+        self.layers = [self._augmented(router) for router in routers]
         self.means: dict[int, np.ndarray] = {}  # number of places → the row that averages over them
 
     @staticmethod
-    def _augmented(router: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
+    def _augmented(router: FCRouter) -> tuple[np.ndarray, np.ndarray]:
         """[W₁ b₁] and [W₂/2 W₂/2 b₂], for vectors z, 1 and h, |h|, 1."""
-        assert isinstance(router, FCRouter)
         hidden, out = router.hidden, router.out
         half = out.weight.detach() / 2
         first = torch.cat([hidden.weight.detach(), hidden.bias.detach()[:, None]], dim=1)
@@ -91,8 +91,7 @@ class FCScorer:
 
 def fast_weights(routers: Routers) -> FCScores | None:
     """The weights for `FCScorer`, or None where it cannot stand in for the modules."""
-    if not isinstance(routers, SeparateRouters) or not all(type(router) is FCRouter for router in routers.each):
+    each = fc_routers(routers)
+    if each is None or any(p.device.type != "cpu" or p.dtype != torch.float32 for p in routers.parameters()):
         return None
-    if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in routers.parameters()):
-        return None
-    return FCScores(routers)
+    return FCScores(each)

@@ -27,7 +27,7 @@ def overview(
         "image_shape": run.data.image_shape,
         "version": run.data.sha256[:12],
         "stages": predictor.model.shape.counts,
-        "block_share": [(on - off) / table.static_macs for on, off in zip(table.run_N, table.skip_N, strict=True)],
+        "block_share": [added / table.static_macs for added in table.added_N],
         "static_macs": table.static_macs,
         "evaluation": _evaluation(run),
         "images": len(gallery) if gallery is not None else 0,
