@@ -84,6 +84,9 @@ def test_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["resnet20", "--engines", "brunch"], "perhaps you meant branch"),
         (["resnet20", "--precision", "bfloat16"], "measured in float32"),
         (["resnet20", "--precision", "float61"], "perhaps you meant float16"),
+        (["resnet20", "--seed", "18446744073709551616"], "--seed 18446744073709551616 is out of range"),
+        (["resnet20", "--seed", "-1"], "--seed -1 is out of range"),
+        (["resnet20", "--batch", "100000000", "--rounds", "1"], "too small for this bench; use a smaller --batch"),
         (["resnet20", "--views", "3"], "--views is about training"),
         (["resnet20", "--amp"], "--amp is about training"),
         (["resnet20", "--train", "--compiled"], "--compiled is about inference"),
@@ -111,6 +114,24 @@ def test_a_static_run_has_static_rows_alone(
     capsys.readouterr()
     rows = answer(capsys, str(tmp_path / "static"), "--batch", "1")
     assert all(row["engine"].startswith("static") for row in rows)
+    for words, said in (("--run-rate 0.5", "is static; leave it out"), ("--router cnn", "routers of its own")):
+        assert cli.main(["bench", str(tmp_path / "static"), *words.split()]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_rate_is_met_by_few_images_too(images: int, capsys: pytest.CaptureFixture[str]) -> None:
+    run(Args("resnet20", batch=(1,), engines=("branch",), rounds=1, images=images, json=True))
+    (row,) = (row for row in json.loads(capsys.readouterr().out)["rows"] if row["engine"] == "branch")
+    assert 1.7 < row["mac_speedup"] < 2.3  # four or five of nine blocks
+
+
+def test_figures_are_told_before_a_picture_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "resnet14", "--batch", "1", "--rounds", "1", "--images", "1", "--engines", "branch", "--json"]
+    assert cli.main([*words, "--plot", str(tmp_path / "none" / "x.png")]) == 2
+    said = capsys.readouterr()
+    assert json.loads(said.out)["rows"]
+    assert "choose another --plot" in said.err
 
 
 def test_training(capsys: pytest.CaptureFixture[str]) -> None:

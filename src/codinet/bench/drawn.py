@@ -35,7 +35,7 @@ def settle(model: RoutedNetwork, images_BCHW: torch.Tensor) -> RoutedNetwork:
 
 @torch.no_grad()
 def with_run_rate(model: RoutedNetwork, images_BCHW: torch.Tensor, run_rate: float | Sequence[float]) -> RoutedNetwork:
-    """A copy of a routed network of which the images run each block at about this rate, or each at its own."""
+    """A copy of a routed network of which the images run blocks at this rate, or each at about its own."""
     assert model.routers is not None
     model = copy.deepcopy(model).eval()
     assert model.routers is not None
@@ -44,9 +44,12 @@ def with_run_rate(model: RoutedNetwork, images_BCHW: torch.Tensor, run_rate: flo
         _shift_to(model, images_BCHW, fmean(rates))
         return model
     x_BCHW, state = model.stem(images_BCHW), model.routers.start(images_BCHW)
+    owed = 0.0  # images that blocks before this one ran too few, so that a rate is met by one image too
     for k, block in enumerate(model.blocks):
         scores_B2, state = model.routers.router(k)(x_BCHW, state)
-        amount = _shift_for(scores_B2[:, 1] - scores_B2[:, 0], rates[k])
+        count = round(owed + rates[k] * len(images_BCHW))
+        owed += rates[k] * len(images_BCHW) - count
+        amount = _shift_for(scores_B2[:, 1] - scores_B2[:, 0], count)
         model.routers.get_submodule(f"each.{k}.out").get_parameter("bias")[1] += amount
         scores_B2[:, 1] += amount
         run_B = hard(scores_B2).bool()[:, None, None, None]
@@ -55,9 +58,8 @@ def with_run_rate(model: RoutedNetwork, images_BCHW: torch.Tensor, run_rate: flo
     return model
 
 
-def _shift_for(margin_B: torch.Tensor, run_rate: float) -> float:
-    """What to add to every margin for the share `run_rate` of them to be positive, none of them close to 0."""
-    count = round(run_rate * len(margin_B))
+def _shift_for(margin_B: torch.Tensor, count: int) -> float:
+    """What to add to every margin for so many of them to be positive, none of them close to 0."""
     if count in (0, len(margin_B)):
         return _EXTREME if count else -_EXTREME
     falling_B = margin_B.sort(descending=True).values

@@ -19,7 +19,7 @@ from codinet.commands.bench_training import print_training
 from codinet.commands.shared import flag_value, note, print_json, print_table, require_probability
 from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
-from codinet.environment import describe, pick_device
+from codinet.environment import describe, is_out_of_memory, pick_device
 from codinet.errors import UserError, unknown
 from codinet.model import CoDiNet, create_model
 from codinet.runs import ZOO, RunFolder
@@ -92,18 +92,22 @@ def run(args: Args) -> None:
     try:
         rows = _training_rows(args, device) if args.train else _rows(args, device)
         environment = describe(device)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise UserError(f"The memory of {device} is too small for this bench; use a smaller --batch.") from error
+        raise
     finally:
         torch.set_num_threads(before)
-    if args.plot is not None:
-        from codinet.bench.picture import draw
-
-        draw(rows, args.plot, f"{args.network}, {args.threads} threads, {device.type}")
     if args.json:
         print_json({"rows": rows, "environment": environment})
     elif args.train:
         print_training(f"training on {device.type}, {args.threads} threads", rows)
     else:
         _print(f"{args.network} on {device.type}, {args.threads} threads, {args.precision}", rows)
+    if args.plot is not None:  # last, lest a picture that cannot be drawn take the figures with it
+        from codinet.bench.picture import draw
+
+        draw(rows, args.plot, f"{args.network}, {args.threads} threads, {device.type}")
 
 
 def _check(args: Args) -> None:
@@ -113,6 +117,8 @@ def _check(args: Args) -> None:
     for flag, value in (("threads", args.threads), ("rounds", args.rounds), ("images", args.images)):
         if value < 1:
             raise UserError(f"--{flag} {value} is too small; use 1 or more.")
+    if not 0 <= args.seed < 2**32:
+        raise UserError(f"--seed {args.seed} is out of range; use a whole number from 0 to {2**32 - 1}.")
     if args.batch and min(args.batch) < 1:
         raise UserError(f"--batch {min(args.batch)} is too small; use 1 or more.")
     for name in args.engines:
@@ -185,12 +191,15 @@ def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
         settled = settle(model, images_TCHW[:64])
         rate: float | list[float] = 0.5 if args.run_rate is None else args.run_rate
     elif path.is_dir() or args.network.startswith(ZOO):
+        _refuse(args, ("router",), "is for networks by name, and a run has routers of its own; leave it out")
         folder = open_run(args.network)
         settled = folder.load_model().to(device)
+        if settled.routers is None and args.run_rate is not None:
+            raise UserError(f"--run-rate is for routed networks, and {args.network} is static; leave it out.")
         images_TCHW, own_rates = _images(folder, args, number)
         images_TCHW = images_TCHW.to(device)
         wished = own_rates if args.run_rate is None else args.run_rate
-        if wished is None or settled.routers is None:
+        if wished is None or settled.routers is None:  # without its data, a static run has rates too
             return settled, images_TCHW
         rate = wished
     else:

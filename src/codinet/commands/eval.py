@@ -104,13 +104,17 @@ def _curve(args: Args, title: str, points: dict[float, dict[str, Any]], summary:
     """One trained network at many budgets."""
     keys = ("accuracy", "cost_share", "macs", "mean_blocks", "distinct_paths")
     rows = [{"threshold": threshold, **{key: point[key] for key in keys}} for threshold, point in points.items()]
-    if args.plot:
+    if args.json:
+        print_json({**summary, "curve": rows})
+    else:
+        _print_curve(title, rows)
+    if args.plot:  # last, lest a picture that cannot be drawn take the figures with it
         from codinet.bench.curve_picture import draw_curve
 
         draw_curve(rows, args.plot, title)
-    if args.json:
-        print_json({**summary, "curve": rows})
-        return
+
+
+def _print_curve(title: str, rows: list[dict[str, Any]]) -> None:
     headings = ["threshold", "accuracy, %", "share of the\nstatic cost", "M MACs", "blocks", "paths"]
     cells = [
         [
