@@ -11,7 +11,20 @@ ROOMS = [  # a room may import from itself and from those before it
     *("errors", "records", "files", "environment", "kernels"),
     *("relaxation", "routers", "backbones", "model", "adopt", "cost", "losses"),
     *("config", "presets", "data", "evaluate", "runs", "zoo", "predict"),
-    *("engines", "train", "bench", "analysis", "report", "cli", "sweep", "results", "explorer", "commands", "demo"),
+    *(
+        "engines",
+        "train",
+        "bench",
+        "analysis",
+        "report",
+        "flags",
+        "cli",
+        "sweep",
+        "results",
+        "explorer",
+        "commands",
+        "demo",
+    ),
 ]
 
 

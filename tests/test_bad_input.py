@@ -73,7 +73,7 @@ COMMANDS = [
     (["trian"], "'trian' is no command", "perhaps you meant train"),
     (["train", "digits", "--badflag"], "Unrecognized options: --badflag", "codinet train --help"),
     (["train", "digits", "--epoch", "3"], "Unrecognized options: --epoch", "perhaps you meant --epochs"),
-    (["train", "digits", "--epochs", "few"], "Error parsing --epochs", "codinet train --help"),
+    (["train", "digits", "--epochs", "few"], "--epochs takes a whole number, not 'few'", "codinet train --help"),
     (["train"], "Missing from codinet train", "codinet train --help"),
     (["train", "cifar11"], "no data set, folder or .npz file called 'cifar11'", "perhaps you meant cifar10"),
     (["train", "digits", "--preset", "papre"], "'papre' is no preset", "perhaps you meant paper"),

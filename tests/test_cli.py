@@ -1,16 +1,19 @@
 import importlib
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 import codinet
-from codinet.cli import VERBS, main
-from codinet.commands import models
+from codinet.cli import VERBS, main, parse
+from codinet.commands import models, train
+from codinet.presets import PRESETS
 
 Said = pytest.CaptureFixture[str]
 
@@ -29,6 +32,60 @@ def test_every_verb_explains_its_flags(verb: str, capsys: Said) -> None:
     said = capsys.readouterr()
     assert f"usage: codinet {verb}" in said.out
     assert said.err == ""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_and_a_verb_is_its_help(verb: str, capsys: Said) -> None:
+    assert main(["help", verb]) == 0
+    said = capsys.readouterr()
+    assert main([verb, "--help"]) == 0
+    assert capsys.readouterr().out == said.out
+    assert f"usage: codinet {verb}" in said.out
+    assert said.err == ""
+
+
+def test_help_on_what_is_no_verb_is_refused(capsys: Said) -> None:
+    assert main(["help", "trian"]) == 2
+    assert "perhaps you meant train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_names_what_is_given_and_nothing_of_how_it_is_read(verb: str, capsys: Said) -> None:
+    assert main([verb, "--help"]) == 0
+    said = capsys.readouterr().out
+    words = " ".join(re.sub(r"[│╭╰─╮╯]", " ", said).split())
+    assert "{None}" not in words
+    assert "(default: None)" not in words
+    assert "(default: )" not in words
+
+
+@pytest.mark.parametrize(
+    ("verb", "usage"),
+    [
+        ("train", "SOURCE"),
+        ("sweep", "[SOURCE]"),
+        ("bench", "NETWORK"),
+        ("eval", "RUN"),
+        ("predict", "RUN [IMAGES ...]"),
+        ("report", "[RUNS ...]"),
+        ("zoo", "[{list,add,unpack}] [WHAT]"),
+    ],
+)
+def test_help_calls_what_has_no_flag_by_its_name(verb: str, usage: str, capsys: Said) -> None:
+    assert main([verb, "--help"]) == 0
+    assert usage in capsys.readouterr().out.split("\n\n")[0]
+
+
+@pytest.mark.parametrize("words", [["--budget", "0.5", "--budget", "None"], ["--budget=None"], []])
+def test_a_flag_that_may_be_left_out_can_be_taken_back(words: list[str]) -> None:
+    args = parse(train.Args, ["digits", *words], prog="codinet train", default=train.defaults([]))
+    assert args.losses.budget is None
+
+
+def test_of_a_preset_that_is_named_again_the_last_counts_throughout() -> None:
+    words = ["digits", "--preset", "paper", "--preset", "quick"]
+    args = parse(train.Args, words, prog="codinet train", default=train.defaults(words))
+    assert (args.preset, args.schedule) == ("quick", PRESETS["quick"]("digits").schedule)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -62,13 +119,17 @@ class Terminal(io.StringIO):
             ["x", "--epoch", "3"],
             "Unrecognized options: --epoch, 3 (perhaps you meant --epochs); see codinet train --help.",
         ),
-        (["x", "--epochs", "many"], "Error parsing --epochs: invalid literal for int() with base 10: 'many'"),
+        (["x", "--epochs", "many"], "--epochs takes a whole number, not 'many'; see codinet train --help."),
+        (["x", "--lr", "fast"], "--lr takes a number, not 'fast'; see codinet train --help."),
+        (["x", "--budget", "abc"], "--budget takes a number, not 'abc'; see codinet train --help."),
+        (["x", "--batch", "1.5"], "--batch takes a whole number, not '1.5'; see codinet train --help."),
+        (["x", "--milestones", "0.3", "late"], "--milestones does not take '0.3', 'late'; see codinet train --help."),
         (["x", "--epochs"], "Missing value for argument '--epochs'. Expected 1 values; see codinet train --help."),
         (
             ["x", "--router", "fcc"],
             "invalid choice 'fcc' for argument '--router'. Expected one of ('fc', 'cnn', 'rnn')",
         ),
-        ([], "Missing from codinet train: STR digits, cifar10"),
+        ([], "Missing from codinet train: SOURCE digits, cifar10"),
     ],
 )
 def test_a_wrong_flag_is_told_in_one_sentence_wherever_it_is_read(
@@ -122,6 +183,17 @@ def test_the_package_runs_as_a_module_and_survives_a_reader_that_leaves(monkeypa
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+def test_the_readme_says_which_verb_takes_no_json(capsys: Said) -> None:
+    def helps(verb: str) -> str:
+        assert main([verb, "--help"]) == 0
+        return capsys.readouterr().out
+
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    found = re.search(r"every verb but `(\w+)` takes `--json`", readme)
+    assert found is not None
+    assert [verb for verb in VERBS if "--json" not in helps(verb)] == [found[1]]
 
 
 @pytest.mark.parametrize("words", [["data", "list"], ["data", "verify", "digits"]])

@@ -57,7 +57,14 @@ def run(**parts: Any) -> RunConfig:
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(CONFIGS)
 def test_json_gives_back_the_same_config(config: RunConfig) -> None:
-    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+    again = from_dict(json.loads(json.dumps(to_dict(config))))
+    assert again == config
+    assert again.source == config.source
+
+
+def test_where_the_data_lie_does_not_tell_runs_apart() -> None:
+    assert run(source="/here/flowers") == run(source="flowers")
+    assert run(source="flowers", seed=1) != run(source="flowers")
 
 
 @pytest.mark.parametrize(

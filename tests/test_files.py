@@ -1,8 +1,11 @@
+import errno
 import json
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -38,10 +41,11 @@ def test_a_full_disk_leaves_the_old_file_as_it_was(
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("below", ["missing/file", "in_the_way/file"])
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, below: str) -> None:
+@pytest.mark.parametrize("below", ["missing/file", "in_the_way/file", "folder", "x" * 300])
+def test_a_place_that_cannot_be_written_is_named_and_space_is_not_asked_for(tmp_path: Path, below: str) -> None:
     (tmp_path / "in_the_way").write_text("a file, not a folder")
-    with pytest.raises(UserError, match=f"Could not write .*{below}"):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=f"Could not write .*{below}: [^;]*; check the path and its permissions or "):
         write(tmp_path / below, b"content")
 
 
@@ -71,6 +75,21 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
     with pytest.raises(UserError, match=r"a\.safetensors does not exist; is .* a finished run folder"):
         load_tensors(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("read", [read_json, load_tensors])
+def test_what_the_system_does_not_give_is_not_called_damaged(
+    tmp_path: Path, read: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").mkdir()
+    with pytest.raises(UserError, match=r"file cannot be read \(Is a directory\); check the path\.$") as caught:
+        read(tmp_path / "file")
+    assert not isinstance(caught.value, DamagedError)  # of which some make the file anew, or go without it
+    for number, way_out in ((errno.EACCES, "its permissions"), (errno.EIO, "the disk that it lies on")):
+        failing = OSError(number, os.strerror(number))
+        monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=failing))
+        with pytest.raises(UserError, match=rf"file cannot be read \({failing.strerror}\); check {way_out}\.$"):
+            read(tmp_path / "file")
 
 
 @pytest.mark.parametrize("about", [None, {"epoch": 3, "names": ["a", "β"]}])

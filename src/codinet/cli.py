@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import io
 import os
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ import tyro
 
 import codinet
 from codinet.errors import UserError, unknown
+from codinet.flags import READING, one_sentence
 
 VERBS = {
     "train": "train a routed network to a budget",
@@ -77,7 +77,9 @@ def _speaks() -> bool:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0
     if words[0] in ("-V", "--version"):
@@ -101,26 +103,12 @@ def parse(kind: type, words: list[str], *, prog: str, default: Any = None) -> An
     try:
         help_text = contextlib.nullcontext() if _speaks() else contextlib.redirect_stdout(io.StringIO())
         with contextlib.redirect_stderr(said), help_text:
-            return tyro.cli(kind, prog=prog, args=words, config=(tyro.conf.OmitArgPrefixes,), **known)
+            config = (tyro.conf.OmitArgPrefixes,)
+            return tyro.cli(kind, prog=prog, args=words, config=config, registry=READING, **known)
     except SystemExit as stop:
         if stop.code in (0, None):
             return None
-        raise UserError(f"{_one_sentence(said.getvalue())}; see {prog} --help.") from None
-
-
-def _one_sentence(box: str) -> str:
-    """tyro's message and the flag it thinks was meant, without frame, colours and help texts."""
-    parts: list[list[str]] = [[]]  # what stands before the first rule, between it and the second, …
-    for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines():
-        line = line.strip("│ ")
-        if re.fullmatch(r"[─-]{3,}|[╭╰].*", line):
-            parts.append([])
-        elif line:
-            parts[-1].append(line)
-    message, hint = [*parts, [], []][1:3]
-    meant = re.search(r"--[\w-]+", " ".join(hint)) if hint and hint[0].startswith("Perhaps") else None
-    sentence = " ".join(message).rstrip(".") or "The command line could not be read"
-    return sentence + (f" (perhaps you meant {meant.group()})" if meant else "")
+        raise UserError(f"{one_sentence(said.getvalue())}; see {prog} --help.") from None
 
 
 def _overview() -> str:

@@ -128,7 +128,8 @@ class ExtraConfig:
 class RunConfig:
     """A whole training run."""
 
-    source: str
+    # Not compared: a run notes where its data lay, and they may be moved. Their digest tells them from others.
+    source: str = field(compare=False)
     """A data set by name, an image folder, or an .npz file."""
     data: DataConfig = field(default_factory=DataConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)

@@ -15,7 +15,7 @@ from codinet import files
 from codinet.backbones import ARCHITECTURES
 from codinet.cli import guarded
 from codinet.commands import report
-from codinet.commands.shared import print_table
+from codinet.commands.tables import print_table
 from codinet.config import RunConfig, resolve
 from codinet.data import load
 from codinet.evaluate import Evaluation

@@ -27,9 +27,7 @@ except ImportError:  # not every system has it
 
 
 LOCK = ".lock"
-
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # what more room would help against
 
 
 class DamagedError(UserError):

@@ -1,6 +1,7 @@
 """A trained run applied to single images: files or uploaded bytes."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from codinet.cost import block_costs
 from codinet.data import read_image
+from codinet.data.images import SUFFIXES
 from codinet.data.views import normalise
 from codinet.evaluate import exact_inference
 from codinet.relaxation import hard, run_probability
@@ -53,3 +55,22 @@ class Predictor:
             path=tuple(int(ran) for ran in output.path_BN[0]),
             run_probability=tuple(run_probability(output.scores_BN2)[0].tolist()),
         )
+
+
+def image_files(paths: Iterable[Path]) -> list[Path]:
+    """The paths, with the images of a folder in the place of the folder: by name, those of its subfolders left out.
+
+    A folder without images stays, to be refused as one.
+    """
+    found: list[Path] = []
+    for path in paths:
+        found += (_images_in(path) or [path]) if path.is_dir() else [path]
+    return found
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+    )

@@ -22,6 +22,13 @@ def test_people_get_a_table(tmp_path: Path, capsys: Said) -> None:
     assert all(name in said for name in KNOWN)
 
 
+def test_list_takes_no_names(capsys: Said) -> None:
+    assert main(["data", "list", "cifar10", "svhn"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "codinet: list shows all there are, and does not take 'cifar10 svhn'; leave it out.\n"
+
+
 def test_the_embedded_digits_verify(capsys: Said) -> None:
     assert main(["data", "verify", "digits", "--json"]) == 0
     (verdict,) = json.loads(capsys.readouterr().out)["digits"]

@@ -44,6 +44,13 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(finished_run: Path) -> 
             run(Args(finished_run, port=port))
 
 
+def test_an_address_of_another_machine_is_said(finished_run: Path) -> None:
+    pytest.importorskip("fastapi")
+    with pytest.raises(UserError, match=r"--host 192\.0\.2\.1 is no address of this machine") as told:
+        run(Args(finished_run, host="192.0.2.1"))
+    assert "--port" not in str(told.value)
+
+
 def test_an_unfinished_run_gives_its_port_back(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi")
     from codinet.explorer import serve
@@ -77,10 +84,10 @@ def test_serves_without_the_data_set_and_ends_quietly_on_an_interrupt(own_run: P
     said = process.stdout.readline()
     found = re.search(r"http://127\.0\.0\.1:\d+/", said)
     assert found, process.communicate()
-    with urllib.request.urlopen(found[0] + "api/run", timeout=10) as answer:
+    with urllib.request.urlopen(found[0] + "api/run", timeout=60) as answer:
         assert b'"images":0' in answer.read()
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=15)
+    out, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out == ""
     assert errors.startswith("codinet: without test images: ")

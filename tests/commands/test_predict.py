@@ -88,6 +88,56 @@ def test_people_get_a_table(
     assert "of 9" in said
 
 
+def test_names_of_files_are_whole_where_no_person_reads_them(
+    finished_run: Path, tmp_path: Path, good: list[Path], capsys: Said
+) -> None:
+    file = tmp_path / ("a long name " * 15 + ".png")
+    good[0].rename(file)
+    assert main(["predict", str(finished_run), str(file)]) == 0
+    assert str(file) in capsys.readouterr().out
+
+
+def test_of_a_folder_all_images_are_answered_in_the_order_of_their_names(
+    finished_run: Path, tmp_path: Path, good: list[Path], bad: dict[str, Path], capsys: Said
+) -> None:
+    (tmp_path / "below.png").mkdir()
+    (tmp_path / ".hidden.png").write_bytes(good[0].read_bytes())
+    folder, single = tmp_path, tmp_path / "below.png" / "ONE.PNG"
+    single.write_bytes(good[0].read_bytes())
+    assert main(["predict", str(finished_run), str(single.parent), str(folder), "--json"]) == 2
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert [answer["file"] for answer in result["predictions"]] == [str(file) for file in (single, *good)]
+    refused = [folder / name for name in ("bomb.png", "empty.jpg", "half.png")]
+    assert [refusal["file"] for refusal in result["refused"]] == [str(file) for file in refused]
+    assert said.err.startswith("codinet: 3 of 6 files refused: ")
+
+
+def test_a_folder_without_images_is_refused_by_name(
+    finished_run: Path, tmp_path: Path, good: list[Path], capsys: Said
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", str(finished_run), str(good[0]), str(tmp_path / "empty")]) == 2
+    said = capsys.readouterr()
+    assert "one.png" in said.out
+    assert f"1 of 2 files refused: {tmp_path / 'empty'} holds no image" in said.err
+
+
+@pytest.mark.parametrize(("threshold", "blocks"), [("0", 9), ("1", 0)])
+def test_the_threshold_decides_how_much_runs(
+    finished_run: Path, good: list[Path], threshold: str, blocks: int, capsys: Said
+) -> None:
+    assert main(["predict", str(finished_run), str(good[0]), "--threshold", threshold, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["threshold"] == float(threshold)
+    assert [answer["blocks_run"] for answer in result["predictions"]] == [blocks]
+
+
+def test_a_threshold_that_is_no_probability_is_refused(finished_run: Path, good: list[Path], capsys: Said) -> None:
+    assert main(["predict", str(finished_run), str(good[0]), "--threshold", "1.5"]) == 2
+    assert "--threshold 1.5 is no probability" in capsys.readouterr().err
+
+
 def test_when_all_are_refused_nothing_is_printed(finished_run: Path, bad: dict[str, Path], capsys: Said) -> None:
     assert main(["predict", str(finished_run), *map(str, bad.values())]) == 2
     assert capsys.readouterr().out == ""

@@ -44,6 +44,23 @@ def test_what_was_analysed_is_not_analysed_again(
     assert (tmp_path / "deep" / "er" / "index.html").exists()
 
 
+def test_a_report_lists_what_it_made_and_removes_what_an_earlier_one_left(
+    reported: tuple[Path, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, figures = tmp_path / "report", tmp_path / "report" / "figures"
+    other = shutil.copytree(reported[0], tmp_path / "other")
+    assert main(["report", str(other), str(reported[0]), "--out", str(out)]) == 0
+    assert (figures / "effort-other.png").exists()
+    (figures / "effort-mine.png").write_text("somebody's own")
+    capsys.readouterr()
+    assert main(["report", str(reported[0]), "--out", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["figures"] == sorted(file.name for file in figures.iterdir() if file.name != "effort-mine.png")
+    assert "effort-run.svg" in said["figures"]
+    assert not any("other" in name for name in said["figures"])
+    assert (figures / "effort-mine.png").read_text() == "somebody's own"
+
+
 def test_features_come_from_a_static_run_that_stands_beside(
     own_run: Path, tmp_path: Path, train_words: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +94,24 @@ def test_a_folder_that_cannot_be_written_is_said(
     (tmp_path / "file").write_text("in the way")
     assert main(["report", str(reported[0]), "--out", str(tmp_path / "file" / "report")]) == 2
     assert "choose another --out" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_be_written_is_reported_on_elsewhere(
+    own_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_run / "analysis.safetensors").mkdir()  # which no file can replace
+    assert main(["report", str(own_run), "--no-tsne", "--out", str(tmp_path / "report")]) == 0
+    assert "The analysis is not kept: Could not write" in capsys.readouterr().err
+    assert (tmp_path / "report" / "index.html").exists()
+
+
+def test_damaged_metrics_are_shown_as_far_as_they_go(
+    reported: tuple[Path, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(reported[0], tmp_path / "run")
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b"[1]\n\xff\n")
+    assert main(["report", str(run), "--no-tsne"]) == 0
 
 
 def test_unfinished_damaged_and_missing_runs_are_said(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

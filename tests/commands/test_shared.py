@@ -2,15 +2,24 @@ import json
 
 import pytest
 
-from codinet.commands.shared import figures, print_json, print_table
+from codinet.commands.shared import figures, flag_value, print_json
 
 Said = pytest.CaptureFixture[str]
 
 
-def test_a_table_shows_names_as_they_are(capsys: Said) -> None:
-    print_table("runs/[bold]a[/b]", ["file", "n"], [["x[/y].png", "1"], [":smile:", "2"]])
-    said = capsys.readouterr().out
-    assert all(name in said for name in ("runs/[bold]a[/b]", "x[/y].png", ":smile:"))
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ([], None),
+        (["--preset", "quick"], "quick"),
+        (["--preset=quick"], "quick"),
+        (["--preset", "paper", "x", "--preset", "quick"], "quick"),
+        (["--preset", "paper", "--preset=quick"], "quick"),
+        (["--preset=paper", "--preset", "quick", "--preset"], "quick"),
+    ],
+)
+def test_of_a_flag_that_is_given_again_the_last_value_counts(words: list[str], value: str | None) -> None:
+    assert flag_value("--preset", words) == value
 
 
 def test_json_keeps_every_digit(capsys: Said) -> None:
@@ -27,21 +36,3 @@ def test_figures_name_their_units() -> None:
     assert rows["accuracy"] == "97.25 %"
     assert rows["cost, M MACs an image (one per multiply-add)"] == "1.500"
     assert rows["blocks always on / always off"] == "1 / 2"
-
-
-def test_where_it_is_tight_headings_break_before_names_and_figures_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: Said
-) -> None:
-    headings, row = ["trained network", "accuracy, %"], ["cifar10-resnet110-056", "94.47"]
-    for columns, lines in ((80, 1), (37, 2)):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        print_table("Networks", headings, [row])
-        _, _, *head, _, body, _ = capsys.readouterr().out.splitlines()
-        assert len(head) == lines
-        assert body.split() == ["│", row[0], "│", row[1], "│"]
-
-
-def test_a_table_without_rows_has_its_headings(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
-    monkeypatch.setenv("COLUMNS", "24")
-    print_table("Networks", ["network", "share of the static cost"], [])
-    assert "network" in capsys.readouterr().out

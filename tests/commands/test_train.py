@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from PIL import Image
 
 from codinet.cli import main, parse
 from codinet.commands.train import Args, defaults
+from codinet.data import memory
 from codinet.runs import RunFolder
 
 Said = pytest.CaptureFixture[str]
@@ -126,3 +128,93 @@ def test_a_run_goes_on_with_the_same_words_and_resume(
     said = capsys.readouterr()
     assert "finished already" in said.err
     assert main(train_words(tmp_path / "new", "--resume")) == 0  # where there is none, it is begun
+
+
+def test_a_run_on_own_data_is_measured_and_goes_on_from_anywhere(
+    tmp_path: Path, train_words: Words, digits_npz: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, run = tmp_path / "project", tmp_path / "project" / "run"
+    project.mkdir()
+    shutil.copy(digits_npz, project / "mine.npz")
+    monkeypatch.chdir(project)
+    assert main(train_words(Path("run"), source="mine.npz")) == 0
+    assert RunFolder.open(run).config.source == str(project / "mine.npz")
+    assert str(tmp_path) not in json.dumps(RunFolder.open(run).recipe())
+    monkeypatch.chdir("/")
+    assert main(["eval", str(run), "--device", "cpu"]) == 0
+    # All of it is moved.
+    project.rename(tmp_path / "moved")
+    run = tmp_path / "moved" / "run"
+    monkeypatch.chdir(tmp_path / "moved")
+    assert main(["eval", "run", "--device", "cpu"]) == 0
+    assert main(train_words(Path("run"), "--resume", source="mine.npz")) == 0
+    monkeypatch.chdir("/")
+    capsys.readouterr()
+    assert main(["eval", str(run), "--device", "cpu"]) == 2
+    assert "mine.npz here or under data; check the path, or point --data-root" in capsys.readouterr().err
+    assert main(["eval", str(run), "--device", "cpu", "--data-root", str(tmp_path / "moved")]) == 0
+
+
+def test_a_run_from_before_paths_were_absolute_goes_on(
+    own_run: Path, train_words: Words, digits_npz: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = json.loads((own_run / "config.json").read_text())
+    content["config"]["source"] = "few.npz"
+    (own_run / "config.json").write_text(json.dumps(content))
+    monkeypatch.chdir(digits_npz.parent)
+    assert main(train_words(own_run, "--resume", source="few.npz")) == 0
+    with np.load("few.npz") as file:
+        np.savez(own_run.parent / "other.npz", **{**file, "x_train": 255 - file["x_train"]})
+    assert main(train_words(own_run, "--resume", source=own_run.parent / "other.npz")) == 2
+    assert "was begun on other data than other holds now" in capsys.readouterr().err
+    assert main(train_words(own_run, "--resume", source="digits")) == 2
+    assert "source was few.npz, now digits" in capsys.readouterr().err
+
+
+def test_data_that_are_found_elsewhere_are_told_of(
+    tmp_path: Path, train_words: Words, digits_npz: Path, capsys: Said
+) -> None:
+    assert main(train_words(tmp_path / "run", "--data-root", str(digits_npz.parent), source="gone/few.npz")) == 0
+    assert f"codinet: there is no gone/few.npz; the images are those of {digits_npz}.\n" in capsys.readouterr().err
+    assert RunFolder.open(tmp_path / "run").config.source == str(digits_npz)
+
+
+def test_images_in_folders_inside_a_class_are_told_of(tmp_path: Path, train_words: Words, capsys: Said) -> None:
+    folder = picture_folder(tmp_path / "pictures")
+    for name in ("dark", "light"):
+        shutil.copytree(folder / name, tmp_path / "copy")
+        (tmp_path / "copy").rename(folder / name / "more")
+    assert main(train_words(tmp_path / "run", "--batch", "8", source=folder)) == 0
+    said = capsys.readouterr().err
+    assert f"codinet: images in {folder / 'dark' / 'more'} and 1 folder more are not read; " in said
+    assert RunFolder.open(tmp_path / "run").load_evaluation()["n"] == 4
+
+
+@pytest.mark.parametrize("side", ["8", "16"])
+def test_a_square_that_would_blank_whole_images_is_refused(
+    tmp_path: Path, train_words: Words, capsys: Said, side: str
+) -> None:
+    assert main(train_words(tmp_path / "run", "--cutout", side)) == 2
+    said = capsys.readouterr().err
+    assert f"--cutout {side} is a square as large as the images of few, which are 8×8; use less than 8." in said
+    assert not (tmp_path / "run").exists()
+    assert main(train_words(tmp_path / "run", "--cutout", "7")) == 0
+
+
+def test_steps_that_no_memory_holds_are_refused(
+    tmp_path: Path, train_words: Words, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
+    folder = picture_folder(tmp_path / "pictures")
+    assert main(train_words(tmp_path / "run", "--image-size", "1024", source=folder)) == 2
+    assert (
+        "A step on 32 views of 1024×1024 would take 4.4 GiB of memory and 1.0 GiB are free" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_flags_that_only_routing_uses_are_told_of_without_it(tmp_path: Path, train_words: Words, capsys: Said) -> None:
+    assert main(train_words(tmp_path / "run", "--no-routed", "--router", "cnn", "--m-d", "0.7")) == 0
+    assert "--no-routed leaves no routers, so --router, --m-d will change nothing.\n" in capsys.readouterr().err
+    assert main(train_words(tmp_path / "preset", "--no-routed", "--preset", "quick")) == 0
+    assert "change nothing" not in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from codinet.cli import main
+from codinet.cli import VERBS, main
 from codinet.commands import models
 from codinet.runs import RunFolder
 from codinet.zoo.card import Card
@@ -47,6 +47,7 @@ def test_a_run_is_added_and_listed(empty_zoo: Path, digits_run: Path, capsys: Sa
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["list", "foo"], "list shows all there are, and does not take 'foo'; leave it out."),
         (["add"], "Say which run to add and what to call it"),
         (["add", "RUN"], "Say which run to add and what to call it"),
         (["add", "RUN", "--name", NAME], f"The zoo has a {NAME} already"),
@@ -145,6 +146,17 @@ def test_the_explorer_shows_it(zoo: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert (seen["images"], seen["maps"][0]) == (500, "pca")
     assert len(seen["routed image"]["image"]["path"]) == 9
     assert "without" not in capsys.readouterr().err
+
+
+def test_the_readme_says_which_verbs_take_it(capsys: Said) -> None:
+    def helps(verb: str) -> str:
+        assert main([verb, "--help"]) == 0
+        return capsys.readouterr().out
+
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    found = re.search(r"come with it, as the `RUN` of (.*?);", readme)
+    assert found is not None
+    assert {verb for verb in VERBS if "zoo:NAME" in helps(verb)} == set(re.findall(r"`(\w+)`", found[1]))
 
 
 @pytest.mark.parametrize("verb", ["analyze", "report"])

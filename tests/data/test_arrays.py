@@ -1,3 +1,6 @@
+import errno
+import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,10 @@ def test_floats_are_bytes_over_255(tmp_path_factory: pytest.TempPathFactory, kin
         ({"x": np.full((10, 4, 4), np.nan), "y": LABELS}, "floats from nan"),
         ({"x": np.full((10, 4, 4), -0.1), "y": LABELS}, "floats from -0.1"),
         ({"x": IMAGES, "y": LABELS.astype(float)}, "integers from 0"),
+        (
+            {"x": IMAGES, "y": np.array(["cat", "dog"] * 5)},
+            "labels are integers from 0, whose names 'classes' may hold",
+        ),
         ({"x": IMAGES, "y": LABELS - 1}, "runs from -1"),
         ({"x": IMAGES, "y": LABELS + 1}, "start at 1"),
         ({"x": IMAGES, "y": LABELS * 50}, "label 50"),
@@ -78,7 +85,16 @@ def test_floats_are_bytes_over_255(tmp_path_factory: pytest.TempPathFactory, kin
         ({"x": IMAGES, "y": np.full(10, 2**63, np.uint64)}, "runs from"),
         ({"x": IMAGES, "y": LABELS, "classes": np.array([1, 2])}, "list of text"),
         ({"x": IMAGES, "y": LABELS, "classes": np.array(["only"])}, "1 class"),
-        ({"x": IMAGES, "y": np.array([{}] * 10, dtype=object)}, "Python objects in 'y'"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.array(["cat", "dog", "cat"])}, "has 'cat' more than once"),
+        ({"x": IMAGES, "y": np.array([{}] * 10, dtype=object)}, "Python objects in 'y'.*; save numbers instead"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.array([{}] * 2, dtype=object)}, "'classes'.*; save text instead"),
+        ({"x_train": IMAGES, "y_train": LABELS, "x": IMAGES, "y": LABELS}, "x_train and y_train beside x and y"),
+        ({"images": IMAGES, "labels": LABELS, "x": IMAGES, "y": LABELS}, "x and y beside images and labels"),
+        ({"x_train": IMAGES, "y_train": LABELS}, "holds x_train, y_train; it needs"),
+        (
+            {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES, "y_test": LABELS + 1},
+            "a test label 2 that no train",
+        ),
     ],
 )
 def test_wrong_arrays_are_explained(save: Callable[..., Any], arrays: dict[str, Any], words: str) -> None:
@@ -87,8 +103,37 @@ def test_wrong_arrays_are_explained(save: Callable[..., Any], arrays: dict[str, 
         check(load_arrays(path))
 
 
+def test_a_test_label_that_was_never_trained_is_refused_though_it_has_a_name(save: Callable[..., Any]) -> None:
+    path = save(x_train=IMAGES, y_train=LABELS, x_test=IMAGES, y_test=LABELS * 2, classes=["cat", "dog", "fox"])
+    with pytest.raises(UserError, match="a test label 2 that no training image has; give both parts the same classes"):
+        load_arrays(path)
+    load_arrays(save(x_train=IMAGES, y_train=LABELS, x_test=IMAGES, y_test=LABELS * 0))  # but one may be missing
+
+
 def test_other_arrays_in_the_file_are_left_alone(save: Callable[..., Any]) -> None:
     load_arrays(save(x=IMAGES, y=LABELS, notes=np.array([{}], dtype=object)))
+
+
+def test_the_users_own_split_is_meant_where_the_whole_lies_beside_it(save: Callable[..., Any]) -> None:
+    path = save(x_train=IMAGES[:6], y_train=LABELS[:6], x_test=IMAGES[6:], y_test=LABELS[6:], x=IMAGES, y=LABELS)
+    assert (len(load_arrays(path).train), len(load_arrays(path).test)) == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.EACCES, "Permission denied.; check its permissions"), (errno.EIO, "Input/output error.; check the disk")],
+)
+def test_a_file_that_the_system_does_not_give_is_not_called_damaged(
+    save: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    path = save(x=IMAGES, y=LABELS)
+
+    def refuse(*_: Any) -> Any:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(zipfile, "ZipFile", refuse)
+    with pytest.raises(UserError, match=rf"mine\.npz cannot be read .{words}"):
+        load_arrays(path)
 
 
 def test_files_that_are_no_npz(tmp_path: Path, save: Callable[..., Any]) -> None:

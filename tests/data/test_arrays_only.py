@@ -106,6 +106,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_arrays_only(tmp_path / "batch")
 
 
+def test_a_file_that_the_system_does_not_give_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\); check the path"):
+        read_arrays_only(tmp_path)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_damage_never_escapes_as_anything_else(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

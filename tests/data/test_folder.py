@@ -8,7 +8,7 @@ from PIL import Image
 
 from codinet.data import memory
 from codinet.data.dataset import check
-from codinet.data.folder import load_folder
+from codinet.data.folder import load_folder, nested
 from codinet.data.lazy import LazyImages
 from codinet.errors import UserError
 from codinet.runs import DataBrief
@@ -78,6 +78,8 @@ def test_a_size_can_be_chosen(image_folder: Callable[..., Any]) -> None:
     assert data.pad == 2
     with pytest.raises(UserError, match="image size of 0"):
         load_folder(folder, image_size=0)
+    with pytest.raises(UserError, match=r"an image size of 8001 is more than .* choose one of at most 8000"):
+        load_folder(folder, image_size=8001)
 
 
 def test_other_files_are_passed_over(image_folder: Callable[..., Any]) -> None:
@@ -90,6 +92,30 @@ def test_other_files_are_passed_over(image_folder: Callable[..., Any]) -> None:
     data = load_folder(folder)
     assert data.classes == ("cat", "dog")
     assert len(data.train) + len(data.test) == 10
+
+
+@pytest.mark.parametrize("parts", [("",), ("train", "val")])
+def test_images_in_folders_inside_a_class_are_not_read_and_are_told_of(
+    image_folder: Callable[..., Any], tmp_path: Path, parts: tuple[str, ...]
+) -> None:
+    for part in parts:
+        image_folder(f"mine/{part}")
+    folder = tmp_path / "mine"
+    before = load_folder(folder)
+    assert nested(folder) == []
+    for name in ("empty", ".hidden"):
+        (folder / parts[0] / "cat" / name).mkdir()
+    Image.new("RGB", (10, 12)).save(folder / parts[0] / "cat" / ".hidden" / "new.png")
+    assert nested(folder) == []
+    deep = folder / parts[-1] / "dog" / "more" / "still"
+    deep.mkdir(parents=True)
+    Image.new("RGB", (10, 12)).save(deep / "new.png")
+    assert nested(folder) == [deep.parent]
+    assert DataBrief.of(load_folder(folder)) == DataBrief.of(before)
+    for file in (folder / parts[-1] / "dog").glob("*.png"):
+        file.unlink()
+    with pytest.raises(UserError, match=r"dog has no image \(folders inside it are not read\)"):
+        load_folder(folder)
 
 
 def test_an_unreadable_image_is_named(image_folder: Callable[..., Any]) -> None:
@@ -132,3 +158,13 @@ def test_too_much_for_the_memory_is_decoded_when_used(
     assert torch.equal(lazy.train.labels_N, whole.train.labels_N)
     assert DataBrief.of(lazy) == DataBrief.of(whole)  # so that a run goes on wherever it was begun
     assert DataBrief.of(lazy).sha256 != DataBrief.of(load_folder(folder, image_size=16)).sha256
+
+
+def test_images_of_which_no_sample_has_room_are_refused_before_one_is_decoded(
+    image_folder: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = image_folder()
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
+    monkeypatch.setattr(LazyImages, "__getitem__", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(UserError, match=r"images of 8000×8000, 2 at once, would take 1\.8 GiB .* smaller --image-size"):
+        load_folder(folder, image_size=8000)

@@ -1,4 +1,5 @@
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import codinet.data
-from codinet.data import load, sources
+from codinet.data import load, locate, sources
 from codinet.data.official import KNOWN
 from codinet.errors import UserError
 
@@ -60,6 +61,58 @@ def test_unknown_names_and_paths_are_explained(tmp_path: Path) -> None:
         load(str(tmp_path / "none.npz"), tmp_path)
     with pytest.raises(UserError, match="cannot be read"):
         load("x" * 5000, tmp_path)
+
+
+def test_what_has_no_name_is_not_the_current_folder(
+    image_folder: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(image_folder())
+    for asked in (load, locate):
+        with pytest.raises(UserError, match="the data set has no name"):
+            asked("", Path())
+    assert load(".", Path()).name == "pictures"
+
+
+def test_folders_and_files_that_were_moved_are_found_by_name_here_or_under_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_folder: Callable[..., Any]
+) -> None:
+    folder = image_folder("sets/pictures")
+    np.savez(tmp_path / "sets/mine.npz", x=np.zeros((10, 4, 4), np.uint8), y=np.arange(10) % 2)
+    (tmp_path / "sets/notes").write_text("no data")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for gone in ("pictures", "gone/pictures", "/gone/pictures"):
+        assert load(gone, folder.parent).image_shape == (3, 12, 10)
+        assert locate(gone, folder.parent) == str(folder)
+        with pytest.raises(UserError, match=rf"called '{gone}'.* here or under nowhere; .*--data-root says where else"):
+            load(gone, Path("nowhere"))
+    assert load("/gone/mine.npz", Path("../sets")).image_shape == (1, 4, 4)
+    with pytest.raises(
+        UserError, match=r"there is no file /gone/mine\.npz, nor a mine\.npz here or under nowhere; check"
+    ):
+        load("/gone/mine.npz", Path("nowhere"))
+    for what in ("/gone/notes", "gone/.."):
+        with pytest.raises(UserError, match="there is no data set"):
+            load(what, folder.parent)
+    shutil.copytree(folder, here / "pictures")
+    assert locate("/gone/pictures", folder.parent) == str(folder)  # the root folder may be the user's word
+    assert load("/gone/pictures", Path("nowhere")).image_shape == (3, 12, 10)
+    assert locate("/gone/pictures", Path("nowhere")) == str(here / "pictures")
+
+
+def test_a_located_path_means_the_same_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_folder: Callable[..., Any]
+) -> None:
+    folder = image_folder("digits")
+    (tmp_path / "link").symlink_to(folder / "cat")
+    monkeypatch.chdir(tmp_path)
+    assert locate("digits", tmp_path) == "digits"
+    assert locate("./digits", tmp_path) == str(folder)
+    assert locate("link", tmp_path) == str(tmp_path / "link")
+    assert locate("link/..", tmp_path) == str(folder)
+    with pytest.raises(UserError, match=r"cannot be read \(File name too long\); check the path"):
+        locate("x" * 5000, tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -50,7 +50,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(runs, tmp_path_factory.mktemp("page") / "report")
+    return write_report(runs, tmp_path_factory.mktemp("page") / "report").page
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_rows_that_differ_in_m_d_are_named_by_it(page: Path) -> None:
 
 
 def test_a_static_run_alone_has_a_page_too_and_always_the_same(runs: list[Run], tmp_path: Path) -> None:
-    text = write_report(runs[2:], tmp_path / "one").read_text()
-    assert write_report(runs[2:], tmp_path / "two").read_text() == text
+    text = write_report(runs[2:], tmp_path / "one").page.read_text()
+    assert write_report(runs[2:], tmp_path / "two").page.read_text() == text
     read = Reader(text)
     assert {figure["id"] for figure in read.all("figure")} == {"fig-accuracy-cost", "fig-training", "fig-kl"}

@@ -467,6 +467,20 @@ def test_routers_that_no_cost_moves_are_told(
     assert "--score-decay (now 0.0001)" in warning
 
 
+def test_a_network_that_misses_its_budget_on_test_images_is_told(
+    tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "TOLERANCE", 1.0)  # nothing is calibrated
+    schedule = replace(small_run.schedule, lr=1e-6, finetune_lr=1e-6)  # routers stay as open as they start
+    config = replace(small_run, schedule=schedule, losses=replace(small_run.losses, budget=0.5))
+    listener = train(tmp_path / "run", config, few)
+    share = RunFolder.open(tmp_path / "run").load_evaluation()["cost_share"]
+    assert abs(share - 0.5) > 0.02
+    assert f"test images cost {share:.3f} of the static network where 0.5 was asked for" in listener.warnings[-1]
+    met = replace(config, losses=replace(config.losses, budget=round(share, 2)))
+    assert not any("test images" in warning for warning in train(tmp_path / "met", met, few).warnings)
+
+
 def test_a_network_that_nothing_teaches_to_skip_is_told_to_have_collapsed(
     tmp_path: Path, small_run: RunConfig, few: Dataset
 ) -> None:

@@ -83,9 +83,6 @@ def kept_analysis(folder: RunFolder) -> RunAnalysis | None:
     return known if known is not None and _has(known, _identity(folder)) else None
 
 
-require_finished = RunFolder.require_finished  # by which name `codinet report` asks for it
-
-
 def load_whole_paths(folder: RunFolder) -> PathTable:
     """The path table, if it is one of the run's network and test set; `UserError` otherwise."""
     file = folder.path / "paths.safetensors"

@@ -9,7 +9,8 @@ import tyro
 from codinet.analysis import Request, RunAnalysis, analysis_of
 from codinet.analysis.names import short_names
 from codinet.analysis.progress import bars
-from codinet.commands.shared import print_json, print_table
+from codinet.commands.shared import print_json
+from codinet.commands.tables import print_table
 from codinet.data import DATA_ROOT
 from codinet.environment import pick_device
 from codinet.errors import UserError

@@ -16,7 +16,8 @@ from codinet.bench import ENGINES, Setting, contestants, measure, pick_engines, 
 from codinet.bench.contest import PRECISIONS
 from codinet.bench.training import TrainSetting, measure_training, pick_modes
 from codinet.commands.bench_training import print_training
-from codinet.commands.shared import flag_value, note, print_json, print_table, require_probability
+from codinet.commands.shared import flag_value, note, print_json, require_probability
+from codinet.commands.tables import print_table
 from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
 from codinet.environment import describe, is_out_of_memory, pick_device

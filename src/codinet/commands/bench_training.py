@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from codinet.commands.shared import print_table
+from codinet.commands.tables import print_table
 
 
 def print_training(title: str, rows: list[dict[str, Any]]) -> None:

@@ -8,7 +8,8 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from codinet.commands.shared import print_json, print_table
+from codinet.commands.shared import print_json
+from codinet.commands.tables import print_table
 from codinet.data import DATA_ROOT
 from codinet.data.catalogue import download, list_known, verify
 from codinet.data.official import lookup
@@ -39,6 +40,8 @@ def run(args: Args) -> None:
 
 
 def _list(args: Args) -> None:
+    if args.names:
+        raise UserError(f"list shows all there are, and does not take {' '.join(args.names)!r}; leave it out.")
     rows = [
         {
             "name": known.name,

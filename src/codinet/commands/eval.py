@@ -7,7 +7,8 @@ from typing import Any
 import tyro
 
 from codinet import files
-from codinet.commands.shared import figures, note, print_json, print_table, require_probability
+from codinet.commands.shared import figures, note, print_json, require_probability
+from codinet.commands.tables import print_table
 from codinet.data import DATA_ROOT, Dataset
 from codinet.environment import pick_device
 from codinet.errors import UserError

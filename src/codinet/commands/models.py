@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from codinet.backbones import ARCHITECTURES
-from codinet.commands.shared import print_json, print_table
+from codinet.commands.shared import print_json
+from codinet.commands.tables import print_table
 from codinet.commands.zoo import print_zoo
 from codinet.cost import block_costs
 from codinet.model import create_model, list_models

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import tyro
 
-from codinet.commands.shared import print_json, print_table
+from codinet.commands.shared import print_json, require_probability
+from codinet.commands.tables import print_table
 from codinet.environment import pick_device
 from codinet.errors import UserError
-from codinet.predict import Prediction, Predictor
+from codinet.predict import Prediction, Predictor, image_files
 from codinet.zoo.open_run import open_run
 
 
@@ -17,7 +18,9 @@ class Args:
     run: tyro.conf.Positional[Path]
     """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
     images: tyro.conf.Positional[tuple[Path, ...]]
-    """Image files of any size and common format."""
+    """Image files of any size and common format, or folders, of which all images are taken, by name."""
+    threshold: float = 0.5
+    """A block runs where the router's run probability reaches this; lower runs more."""
     device: str | None = None
     """cpu, cuda, mps. Default: the best there is."""
     json: bool = False
@@ -28,17 +31,22 @@ def run(args: Args) -> None:
     """Answer for every file that is an image; refuse the others by name, and then end with an error."""
     if not args.images:
         raise UserError("There is nothing to predict; name one image file or more.")
+    require_probability("threshold", args.threshold)
+    images = image_files(args.images)
     predictor = Predictor(open_run(args.run), pick_device(args.device))
     answered: list[tuple[Path, Prediction]] = []
     refused: list[tuple[Path, str]] = []
-    for file in args.images:
+    for file in images:
         try:
-            answered.append((file, predictor.predict(file)))
+            if file.is_dir():
+                raise UserError(f"{file} holds no image; name a folder that does, or image files.")
+            answered.append((file, predictor.predict(file, threshold=args.threshold)))
         except UserError as error:
             refused.append((file, str(error)))
     if args.json:
         print_json(
             {
+                "threshold": args.threshold,
                 "predictions": [{"file": str(file), **answer.summary()} for file, answer in answered],
                 "refused": [{"file": str(file), "why": why} for file, why in refused],
             }
@@ -46,7 +54,7 @@ def run(args: Args) -> None:
     elif answered:
         print_table("", ["file", "class", "confidence", "blocks run", "share of cost", "path"], _rows(answered))
     if refused:
-        number = f"{len(refused)} of {len(args.images)} files"
+        number = f"{len(refused)} of {len(images)} files"
         raise UserError(f"{number} refused: {' '.join(why for _, why in refused)}")
 
 

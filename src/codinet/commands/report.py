@@ -6,7 +6,6 @@ from pathlib import Path
 import tyro
 
 from codinet.analysis import Request, analysis_of
-from codinet.analysis.folders import require_finished
 from codinet.analysis.names import short_names
 from codinet.analysis.progress import bars
 from codinet.commands.shared import print_json
@@ -43,7 +42,7 @@ def run(args: Args) -> None:
     names = short_names(args.runs)
     folders = [RunFolder.open(path) for path in args.runs]
     for folder in folders:
-        require_finished(folder)
+        folder.require_finished()
     out = args.out or args.runs[0] / "report"
     device = pick_device(args.device)
     with bars() as (watch, note):
@@ -52,17 +51,17 @@ def run(args: Args) -> None:
             request = Request(args.data_root, device, static=_static_beside(folder, folders), tsne=args.tsne)
             analysis = analysis_of(folder, request, watch=watch(name), any_options=True, note=note)
             runs.append(read_run(folder, analysis, name, slug))
-        page = write_report(runs, out, watch=watch(f"{len(runs)} runs" if len(runs) > 1 else names[0]))
+        report = write_report(runs, out, watch=watch(f"{len(runs)} runs" if len(runs) > 1 else names[0]))
     if args.json:
-        pictures = sorted(file.name for file in (out / "figures").iterdir())
-        print_json({"report": str(page), "figures": pictures, "runs": [str(path) for path in args.runs]})
+        written = {"report": str(report.page), "figures": report.figures}
+        print_json({**written, "runs": [str(path) for path in args.runs]})
     else:
-        print(f"The report is {page}; open it in a browser.")
+        print(f"The report is {report.page}; open it in a browser.")
 
 
 def _static_beside(folder: RunFolder, folders: list[RunFolder]) -> RunFolder | None:
     """The first static run of the same data: its last layer is the better source of features."""
     for other in folders:
-        if not other.config.network.routed and other.data == folder.data:
+        if not other.config.network.routed and other.data.same_images(folder.data):
             return other
     return None

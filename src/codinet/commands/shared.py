@@ -1,24 +1,22 @@
-"""What verbs share: how tables, figures and JSON are printed, and what is asked of words and numbers."""
+"""What verbs share: how figures, notes and JSON are printed, and what is asked of words and numbers."""
 
 import json
 import sys
-import textwrap
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from codinet.errors import UserError
 
 
 def flag_value(flag: str, words: list[str]) -> str | None:
-    """What follows a flag among the words, for defaults that depend on it."""
+    """What follows a flag among the words, for defaults that depend on it; of several the last, which the parser
+    takes too."""
+    value = None
     for place, word in enumerate(words):
         if word == flag and place + 1 < len(words):
-            return words[place + 1]
-        if word.startswith(f"{flag}="):
-            return word.removeprefix(f"{flag}=")
-    return None
+            value = words[place + 1]
+        elif word.startswith(f"{flag}="):
+            value = word.removeprefix(f"{flag}=")
+    return value
 
 
 def require_probability(flag: str, value: float) -> None:
@@ -38,26 +36,6 @@ def counted(number: int, noun: str) -> str:
 
 def print_json(content: Any) -> None:
     print(json.dumps(content, indent=2))
-
-
-def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
-    # Names of files are shown as they are: brackets and colons in them mean nothing.
-    console = Console(highlight=False, markup=False, emoji=False)
-    table = Table(title=title, title_justify="left")
-    longest = [max(map(len, column), default=0) for column in zip(*rows, strict=True)] or [0] * len(headings)
-    across = [max(map(len, heading.splitlines()), default=0) for heading in headings]
-    if sum(max(pair) + 3 for pair in zip(across, longest, strict=True)) >= console.width:
-        # Where it is tight, headings break before names and figures do.
-        headings = ["\n".join(_lines(heading, width)) for heading, width in zip(headings, longest, strict=True)]
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _lines(heading: str, width: int) -> list[str]:
-    return textwrap.wrap(heading, max(width, 1), break_long_words=False, break_on_hyphens=False)
 
 
 def figures(summary: dict[str, Any]) -> list[list[str]]:

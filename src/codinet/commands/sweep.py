@@ -7,7 +7,8 @@ from typing import Any
 import tyro
 
 from codinet import files
-from codinet.commands.shared import counted, note, print_json, print_table
+from codinet.commands.shared import counted, note, print_json
+from codinet.commands.tables import print_table
 from codinet.data import DATA_ROOT, load
 from codinet.environment import pick_device
 from codinet.errors import UserError, unknown

@@ -3,20 +3,33 @@
 Under torchrun every process comes through here with the same words, and the first one speaks for all.
 """
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 import tyro
 
-from codinet.commands.shared import figures, flag_value, print_json, print_table
+from codinet.commands.shared import counted, figures, flag_value, note, print_json
+from codinet.commands.tables import print_table
 from codinet.config import DataConfig, ExtraConfig, LossConfig, NetworkConfig, RunConfig, ScheduleConfig, resolve
-from codinet.data import DATA_ROOT, Dataset, load
+from codinet.data import DATA_ROOT, Dataset, load, locate
+from codinet.data.folder import nested
+from codinet.data.memory import require_room
+from codinet.data.official import KNOWN
 from codinet.data.placing import Loader
-from codinet.errors import unknown
+from codinet.errors import UserError, unknown
 from codinet.presets import PRESETS, as_static
+from codinet.runs import RunFolder
 from codinet.train import distributed, train
 from codinet.train.reporting import Console
+
+# What only routers and their losses use; --budget and --gamma are refused without routing.
+_OF_ROUTING = {
+    "network": ("router", "relaxation", "tau"),
+    "losses": ("alpha", "beta", "m_c", "m_d", "score_decay", "paths"),
+}
+_LARGE = 2**30  # bytes; for less nobody is asked whether there is room
 
 
 @dataclass(frozen=True)
@@ -85,9 +98,12 @@ def run(args: Args) -> None:
 
 
 def _train(args: Args, device: torch.device, world: distributed.World) -> None:
-    config, dataset = world.each(lambda: _read(args, device))
+    out, config, dataset = world.each(lambda: _read(args, device, world))
+    remarks = world.lead(lambda: _remarks(args, config))
+    for sentence in remarks if world.leads else ():
+        note(sentence)
     folder, evaluation = train(
-        args.out or Path("runs") / _name(config),
+        out,
         config,
         dataset,
         device=device,
@@ -108,12 +124,82 @@ def _train(args: Args, device: torch.device, world: distributed.World) -> None:
         print_table(f"{folder.path} on the {evaluation.n} test images", ["", ""], figures(evaluation.summary()))
 
 
-def _read(args: Args, device: torch.device) -> tuple[RunConfig, Dataset]:
+def _read(args: Args, device: torch.device, world: distributed.World) -> tuple[Path, RunConfig, Dataset]:
+    """Where to write, what to train and on what, all of it seen to fit together."""
     config = resolve(
         RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed, args.extra),
         gpu=device.type == "cuda",
     )
-    return config, load(args.source, args.data_root, image_size=config.data.image_size)
+    # As a path that means the same wherever the run is measured later.
+    config = replace(config, source=locate(args.source, args.data_root))
+    dataset = load(config.source, args.data_root, image_size=config.data.image_size)
+    _require_fit(config, dataset)
+    if device.type == "cpu":
+        _require_room(config, dataset, 2 if args.amp else 4, world)
+    out = args.out or Path("runs") / _name(config)
+    return out, _as_begun(config, out) if args.resume else config, dataset
+
+
+def _require_fit(config: RunConfig, dataset: Dataset) -> None:
+    """See that something of the images is left."""
+    _, height, width = dataset.image_shape
+    cutout, side = config.extra.cutout, min(height, width)
+    if cutout >= side:
+        raise UserError(
+            f"--cutout {cutout} is a square as large as the images of {dataset.name}, which are {height}×{width}; "
+            f"use less than {side}."
+        )
+
+
+def _require_room(config: RunConfig, dataset: Dataset, size: int, world: distributed.World) -> None:
+    """Refuse steps that the system would end the process for, by what they take at the very least: the images, and
+    what the first convolution makes of them, which is 16 values a pixel in every network, before and after their
+    normalisation. `size` is the bytes of a value."""
+    channels, height, width = dataset.image_shape
+    views = (config.schedule.batch or 0) // world.size * config.schedule.views
+    needed = views * height * width * (4 * channels + 2 * 16 * size)
+    if needed > _LARGE:
+        require_room(
+            needed,
+            what=f"A step on {views} views of {height}×{width}",
+            way_out="use a smaller --batch, or --image-size if they are a folder's",
+        )
+
+
+def _as_begun(config: RunConfig, out: Path) -> RunConfig:
+    """The config with the place of its data as the run in the folder has it. They may lie elsewhere now; whether they
+    are the same is told by their digest."""
+    if not (out / "config.json").exists():
+        return config
+    before = RunFolder.open(out).config.source
+    return config if before in KNOWN or config.source in KNOWN else replace(config, source=before)
+
+
+def _remarks(args: Args, config: RunConfig) -> list[str]:
+    """Where the training is not quite what the words may have meant."""
+    said, source = [], locate(args.source, args.data_root)
+    if source not in KNOWN:
+        if not Path(os.path.expanduser(args.source)).exists():
+            said.append(f"there is no {args.source}; the images are those of {source}.")
+        inner = nested(Path(source)) if Path(source).is_dir() else []
+        if inner:
+            more = f" and {counted(len(inner) - 1, 'folder')} more" if len(inner) > 1 else ""
+            said.append(f"images in {inner[0]}{more} are not read; those of a class lie in the class's folder itself.")
+    idle = [] if config.network.routed else _of_routing(args)
+    if idle:
+        said.append(f"--no-routed leaves no routers, so {', '.join(idle)} will change nothing.")
+    return said
+
+
+def _of_routing(args: Args) -> list[str]:
+    """The flags that only routing uses and that were given: their values are not the preset's."""
+    preset = PRESETS[args.preset]("")
+    return [
+        f"--{name.replace('_', '-')}"
+        for part, names in _OF_ROUTING.items()
+        for name in names
+        if getattr(getattr(args, part), name) != getattr(getattr(preset, part), name)
+    ]
 
 
 def _name(config: RunConfig) -> str:

@@ -6,7 +6,8 @@ from typing import Literal
 
 import tyro
 
-from codinet.commands.shared import figures, print_json, print_table
+from codinet.commands.shared import figures, print_json
+from codinet.commands.tables import print_table
 from codinet.data import DATA_ROOT
 from codinet.environment import pick_device
 from codinet.errors import UserError
@@ -40,6 +41,8 @@ def run(args: Args) -> None:
 def _list(args: Args) -> None:
     from codinet.zoo.shelf import cards
 
+    if args.what:
+        raise UserError(f"list shows all there are, and does not take {args.what!r}; leave it out.")
     found = cards()
     if args.json:
         print_json({"zoo": [card.content for card in found]})

@@ -5,6 +5,7 @@ stratified fifth becomes the test part; `classes` may name the classes. Images a
 as NHW, NHWC or NCHW. Nothing in the file is ever executed.
 """
 
+import errno
 import zipfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from codinet.data.dataset import Dataset, Split
 from codinet.data.holdout import hold_out
 from codinet.data.memory import require_room
 from codinet.errors import UserError
+from codinet.files import unreadable
 
 _PAIRS = (("x", "y"), ("images", "labels"))
 _FOUR = ("x_train", "y_train", "x_test", "y_test")
@@ -28,13 +30,16 @@ def load_arrays(path: Path) -> Dataset:
         train = _split(arrays, "x_train", "y_train", path)
         test = _split(arrays, "x_test", "y_test", path)
     else:
-        pair = next((pair for pair in _PAIRS if all(key in arrays for key in pair)), None)
-        if pair is None:
+        pairs = [pair for pair in (_FOUR[:2], *_PAIRS) if all(key in arrays for key in pair)]
+        if len(pairs) > 1:
+            one, other = (" and ".join(pair) for pair in pairs[:2])
+            raise UserError(f"{path} holds {one} beside {other}, and which are meant is not clear; keep one pair.")
+        if not pairs or pairs[0] not in _PAIRS:
             found = ", ".join(arrays) or "nothing"
             raise UserError(
                 f"{path} holds {found}; it needs x_train, y_train, x_test and y_test, or x and y, or images and labels."
             )
-        everything = _split(arrays, *pair, path)
+        everything = _split(arrays, *pairs[0], path)
         train_indices, test_indices = hold_out(everything.labels_N, max(1, round(len(everything) / 5)))
         train, test = everything.subset(train_indices), everything.subset(test_indices)
     mean, std = channel_stats(train.images_NCHW)
@@ -63,6 +68,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError as error:
         raise UserError(f"there is no file {path}; check the path.") from error
     except Exception as error:
+        # A damaged file can name a place that no file has, of which the system complains, too.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise unreadable(path, error) from error
         # zip, zlib and numpy each have their own words for a damaged file.
         raise UserError(f"{path} is damaged or not an .npz file ({error}); write it again.") from error
 
@@ -73,9 +81,8 @@ def _member(file: "np.lib.npyio.NpzFile", key: str, path: Path) -> np.ndarray:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
-        raise UserError(
-            f"{path} has Python objects in {key!r}, which are not loaded; save numbers or text instead."
-        ) from error
+        kind = "text" if key == "classes" else "numbers"
+        raise UserError(f"{path} has Python objects in {key!r}, which are not loaded; save {kind} instead.") from error
 
 
 def _split(arrays: dict[str, np.ndarray], images_key: str, labels_key: str, path: Path) -> Split:
@@ -125,7 +132,7 @@ def _labels(array: np.ndarray, key: str, path: Path) -> np.ndarray:
     if array.ndim != 1:
         raise UserError(f"{where} has shape {array.shape}; labels are one integer per image.")
     if array.dtype.kind not in "iu":
-        raise UserError(f"{where} has type {array.dtype}; labels are integers from 0.")
+        raise UserError(f"{where} has type {array.dtype}; labels are integers from 0, whose names 'classes' may hold.")
     if array.size and (array.min() < 0 or array.max() >= 2**31):
         raise UserError(f"{where} runs from {array.min()} to {array.max()}; labels are integers from 0.")
     return array.astype(np.int64)
@@ -133,10 +140,19 @@ def _labels(array: np.ndarray, key: str, path: Path) -> np.ndarray:
 
 def _class_names(names: np.ndarray | None, train: Split, test: Split, path: Path) -> tuple[str, ...]:
     """The given names, or the labels themselves."""
+    unseen = set(test.labels_N.unique().tolist()) - set(train.labels_N.unique().tolist())
+    if unseen:
+        raise UserError(
+            f"{path} has a test label {min(unseen)} that no training image has; give both parts the same classes."
+        )
     if names is not None:
         if names.ndim != 1 or names.dtype.kind not in "US":
             raise UserError(f"'classes' in {path} must be a list of text, one name per class.")
-        return tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names)
+        given = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names]
+        twice = next((name for name in given if given.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"'classes' in {path} has {twice!r} more than once; give every class a name of its own.")
+        return tuple(given)
     low = int(train.labels_N.min())
     number = 1 + max(int(train.labels_N.max()), int(test.labels_N.max()))
     if low > 0:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from codinet.errors import UserError
+from codinet.files import unreadable
 
 
 def read_arrays_only(path: Path) -> Any:
@@ -29,6 +30,8 @@ def read_arrays_only(path: Path) -> Any:
         return _plain(_Reader(io.BytesIO(content), encoding="latin1").load())
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing; restore the file or fetch the data again.") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
     except Exception as error:
         # A damaged or hostile file can raise anything here, and all of it means the same to the user.
         raise UserError(

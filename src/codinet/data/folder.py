@@ -2,11 +2,13 @@
 
 Either `DIR/train/<class>/*` with `DIR/test/<class>/*` (or `val`), or `DIR/<class>/*`, of which a fixed,
 stratified fifth becomes the test part: files count in the order of their sorted names, so the same folder
-always splits the same way. Files without an image's suffix are passed over; an image that cannot be read is
-named. Images are decoded at once, or when they are used if all of them are too large for memory. Knows nothing
-of decoding (`images` does).
+always splits the same way. Files without an image's suffix are passed over, and so are folders inside class
+folders (`nested` tells of them); an image that cannot be read is named. Images are decoded at once, or when they
+are used if all of them are too large for memory. Knows nothing of decoding (`images` does).
 """
 
+import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median_low
@@ -17,12 +19,15 @@ import torch
 from codinet.data.channel_stats import channel_stats
 from codinet.data.dataset import Dataset, Split
 from codinet.data.holdout import hold_out
-from codinet.data.images import FORMATS, SUFFIXES, Header, read_header
+from codinet.data.images import FORMATS, MAX_PIXELS, SUFFIXES, Header, read_header
 from codinet.data.lazy import LazyImages, in_threads
-from codinet.data.memory import fits
+from codinet.data.memory import fits, require_room
 from codinet.errors import UserError
 
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
+_SAMPLE = 2**28  # bytes of images that are about decoded at once to know a data set: its statistics and its digest
+_LARGE = 2**25  # bytes of an image, of which few are a sample; what decoding smaller ones takes is small beside it
+_DECODING = 12  # bytes a pixel, at most, that decoding an image takes beside the image itself
 
 
 class _Files(NamedTuple):
@@ -41,11 +46,18 @@ def load_folder(folder: Path, *, image_size: int | None = None) -> Dataset:
     """
     if image_size is not None and image_size < 1:
         raise UserError(f"an image size of {image_size} is not possible; choose one of at least 1.")
+    if image_size is not None and image_size**2 > MAX_PIXELS:
+        raise UserError(
+            f"an image size of {image_size} is more than the {MAX_PIXELS:,} pixels that images may have; choose one of "
+            f"at most {math.isqrt(MAX_PIXELS)}."
+        )
     train, test, classes = _find(folder)
     headers = in_threads(read_header, [*train.paths, *test.paths])
     height, width = (image_size, image_size) if image_size is not None else _choose_size(headers)
     channels = 1 if all(header.grey for header in headers) else 3
     now = fits(len(headers) * channels * height * width)
+    if not now:
+        _require_room_for_a_sample(len(headers), channels, height, width)
     train_split = _split(train, channels, (height, width), decode=now)
     mean, std = channel_stats(train_split.images_NCHW)
     return Dataset(
@@ -60,6 +72,32 @@ def load_folder(folder: Path, *, image_size: int | None = None) -> Dataset:
     )
 
 
+def nested(folder: Path) -> list[Path]:
+    """The folders inside a data set's class folders that hold images, which are not read."""
+    inner = folder / "train"
+    parts = [inner, *_test_folders(folder)[:1]] if inner.is_dir() else [folder]
+    classes = [part / name for part in parts for name in _class_names(part, at_least=1)]
+    return [deeper for name in classes for deeper in _folders(name) if any(map(_is_image, deeper.rglob("*")))]
+
+
+def _folders(folder: Path) -> list[Path]:
+    # Not by `iterdir`, which would ask for the kind of every image anew.
+    with os.scandir(folder) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir() and _visible(Path(entry.path)))
+
+
+def _require_room_for_a_sample(number: int, channels: int, height: int, width: int) -> None:
+    """Where not all images fit, some do, unless they are very large."""
+    one = channels * height * width
+    if one > _LARGE:
+        some = min(number, _SAMPLE // one + 1)
+        require_room(
+            some * (one + _DECODING * height * width),
+            what=f"Decoding images of {height}×{width}, {some} at once,",
+            way_out="choose a smaller --image-size",
+        )
+
+
 def _find(folder: Path) -> tuple[_Files, _Files, tuple[str, ...]]:
     """Training files, test files and class names."""
     if not folder.is_dir():
@@ -70,7 +108,7 @@ def _find(folder: Path) -> tuple[_Files, _Files, tuple[str, ...]]:
         labels_N = torch.tensor(everything.labels)
         train, test = hold_out(labels_N, max(1, round(len(labels_N) / 5)))
         return _pick(everything, train), _pick(everything, test), classes
-    test_folders = [folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()]
+    test_folders = _test_folders(folder)
     if not test_folders:
         raise UserError(f"{folder} has a train folder but no test folder; add {folder / 'test'}.")
     classes = _class_names(folder / "train")
@@ -82,6 +120,11 @@ def _find(folder: Path) -> tuple[_Files, _Files, tuple[str, ...]]:
             "give both the same class folders."
         )
     return _list(folder / "train", classes), _list(test_folders[0], classes, having=test_classes), classes
+
+
+def _test_folders(folder: Path) -> list[Path]:
+    """Those that are there; the first is the test part."""
+    return [folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()]
 
 
 def _class_names(folder: Path, *, at_least: int = 2) -> tuple[str, ...]:
@@ -98,18 +141,19 @@ def _list(folder: Path, classes: Sequence[str], *, having: Sequence[str] | None 
     for label, name in enumerate(classes):
         if having is not None and name not in having:
             continue
-        found = sorted(
-            entry
-            for entry in (folder / name).iterdir()
-            if entry.suffix.lower() in SUFFIXES and _visible(entry) and entry.is_file()
-        )
+        found = sorted(filter(_is_image, (folder / name).iterdir()))
         if not found:
+            inside = " (folders inside it are not read)" if _folders(folder / name) else ""
             raise UserError(
-                f"the class folder {folder / name} has no image; add some ({', '.join(FORMATS)}) or remove it."
+                f"the class folder {folder / name} has no image{inside}; add some ({', '.join(FORMATS)}) or remove it."
             )
         paths += found
         labels += [label] * len(found)
     return _Files(paths, labels)
+
+
+def _is_image(entry: Path) -> bool:
+    return entry.suffix.lower() in SUFFIXES and _visible(entry) and entry.is_file()
 
 
 def _visible(entry: Path) -> bool:

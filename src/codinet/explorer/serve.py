@@ -33,6 +33,10 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"Port {port} is in use; choose another with --port, or 0 for any free one.") from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UserError(
+                f"--host {host} is no address of this machine; leave it out, or give 0.0.0.0 for all it has."
+            ) from error
         raise UserError(f"Cannot listen on {host} port {port}: {error.strerror}; try another --port.") from error
     return listener
 

@@ -1,7 +1,10 @@
 """A report on disk: index.html, and every figure as SVG and PNG beside it."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import codinet
 from codinet import files
@@ -13,8 +16,14 @@ from codinet.report.inputs import Run
 from codinet.report.page import Picture, render
 
 
-def write_report(runs: Sequence[Run], out: Path, *, watch: Watch = silent) -> Path:
-    """Write the report into `out` and return its page; the page comes last, so it never lacks a figure."""
+class Report(NamedTuple):
+    page: Path
+    figures: list[str]  # names of the files in figures/ beside it
+
+
+def write_report(runs: Sequence[Run], out: Path, *, watch: Watch = silent) -> Report:
+    """Write the report into `out`. The page comes after its figures, so it never lacks one; figures of an earlier page
+    there go after that."""
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -32,8 +41,25 @@ def write_report(runs: Sequence[Run], out: Path, *, watch: Watch = silent) -> Pa
         made.append(section)
         advance(1)
     page = out / "index.html"
+    earlier = _figures_of(page)
     files.write(page, render(_title_of(runs), _lead(runs), made, drawn, _footer()).encode())
-    return page
+    for file in _files(earlier - drawn.keys()):
+        with suppress(OSError):
+            (out / "figures" / file).unlink()
+    return Report(page, _files(drawn))
+
+
+def _files(names: Iterable[str]) -> list[str]:
+    return sorted(f"{name}.{kind}" for name in names for kind in ("svg", "png"))
+
+
+def _figures_of(page: Path) -> set[str]:
+    """Names of the figures that a page shows, which a report wrote; any other file in figures/ is somebody's own."""
+    try:
+        text = page.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    return set(re.findall(r'<figure id="fig-([a-z0-9-]+)" class="picture">', text))
 
 
 def _title_of(runs: Sequence[Run]) -> str:

@@ -150,7 +150,7 @@ class _Training:
         if budget < least:
             raise UserError(
                 f"A budget of {budget:g} cannot be met: with every block skipped {self.config.network.arch} still "
-                f"costs {least:.3f} of its static form; ask for more."
+                f"costs {least:.4f} of its static form; ask for more."
             )
         return BudgetController(budget, steps=self.stages[0].epochs * self.splits.steps, device=self.device)
 
@@ -185,6 +185,7 @@ class _Training:
             self._run_stage(number, found if number == start.stage else Checkpoint(Position(rows=self.rows)))
         evaluation = self.judge.evaluate(self.model, self.splits.test)
         self.world.lead(lambda: self.folder.save_results(self.model, evaluation))
+        self._tell_missed(evaluation)
         return self.folder, evaluation
 
     def _find_start(self) -> Checkpoint:
@@ -333,6 +334,14 @@ class _Training:
             f"accuracy. Raise --score-decay (now {self.config.losses.score_decay:g}), or train longer."
         )
 
+    def _tell_missed(self, evaluation: Evaluation) -> None:
+        if self.controller and abs(evaluation.cost_share - self.controller.budget) > MISSED:
+            self.reporter.warn(
+                f"test images cost {evaluation.cost_share:.3f} of the static network where {self.controller.budget:g} "
+                "was asked for: with few paths there are gaps that no shift of the routers closes, and with few images "
+                "to calibrate on others may take other paths. Raise --beta or --m-d, or train longer or on more."
+            )
+
     @property
     def _watched(self) -> str:
         return "holdout" if self.config.data.holdout else self.config.data.watch
@@ -343,6 +352,8 @@ class _Training:
         checkpoint.save(self.folder.path / "checkpoints", position, self.model, step, self.controller)
         self.saved_at = time.monotonic()
 
+
+MISSED = 0.02  # gap between a network's cost and its budget that is told
 
 COLLAPSE = (
     "the routing has collapsed: every image takes the same path, so this is a static network of fewer blocks. "
