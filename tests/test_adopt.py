@@ -422,7 +422,6 @@ def without(name: str) -> nn.Module:
         ("conv1", "no conv1"),
         ("bn1", "no bn1"),
         ("relu", r"no relu\|act1"),
-        ("maxpool", "no maxpool"),
         ("layer1", "no layer1"),
         ("avgpool", r"no avgpool\|global_pool"),
         ("fc", "no fc"),
@@ -431,6 +430,38 @@ def without(name: str) -> nn.Module:
 def test_a_missing_part_is_named(name: str, said: str) -> None:
     with pytest.raises(UserError, match=rf"looks for a ResNet made of conv1, .*this TorchvisionStyle has {said}"):
         make_dynamic(without(name))
+
+
+class SmallStyle(TorchvisionStyle):
+    """For small images: no pooling before the first block, unless the forward does some on its own."""
+
+    def __init__(self, pool: int = 1) -> None:
+        super().__init__(Basic)
+        self.pool = pool
+        del self.maxpool
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = x if self.pool == 1 else nn.functional.max_pool2d(x, self.pool)
+        for stage in range(self.depth):
+            x = self.get_submodule(f"layer{stage + 1}")(x)
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+def test_a_stem_may_do_without_pooling() -> None:
+    torch.manual_seed(0)
+    module = SmallStyle().eval()
+    images = torch.randn(2, 3, 32, 32)
+    network = make_dynamic(module)
+    assert network.stem_parts == ["conv1", "bn1", "relu"]
+    assert torch.equal(network(images, force=torch.ones(6)).logits_BK, module(images))
+
+
+def test_a_forward_that_does_more_than_its_parts_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"hands layer1 \(1, 8, 56, 56\) where its conv1, bn1, relu give \(1, 8, 112, 112\)"
+    ):
+        make_dynamic(SmallStyle(pool=2))
 
 
 def test_a_network_that_is_no_resnet_is_refused() -> None:

@@ -7,7 +7,7 @@ made of the module's own parts, so weights are shared, and adds nothing but rout
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple, cast
 
 import torch
@@ -18,7 +18,13 @@ from codinet.errors import UserError, unknown
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 
-STEM = ("conv1", "bn1", "relu|act1", "maxpool")  # in this order; "|" stands between two names of a part
+STEM = (
+    "conv1",
+    "bn1",
+    "relu|act1",
+    "maxpool?",
+)  # in this order; "|" stands between two names of a part, "?" behind one
+# that networks for small images do without
 HEAD = ("avgpool|global_pool", "fc")
 
 
@@ -102,6 +108,7 @@ class AdoptedResNet(RoutedNetwork):
             for stage in stages
             for position, block in enumerate(cast(nn.Sequential, module.get_submodule(stage)))
         )
+        _require_own_stem(module, self)
         for adopted, found in zip(self._blocks, _look(self), strict=True):
             adopted.in_channels, adopted.writes, adopted.projects = found
         self.routers = ROUTERS[router]([adopted.in_channels for adopted in self._blocks])
@@ -116,6 +123,11 @@ class AdoptedResNet(RoutedNetwork):
         return x_BCHW
 
     @property
+    def stem_parts(self) -> Sequence[str]:
+        """The names of the modules before the first block, in order."""
+        return self._stem
+
+    @property
     def blocks(self) -> Sequence[AdoptedBlock]:
         return self._blocks
 
@@ -127,18 +139,23 @@ class AdoptedResNet(RoutedNetwork):
 def _find_parts(module: nn.Module) -> tuple[list[str], list[str], list[str]]:
     """The names of the stem's parts, of the stages and of the head's parts."""
     parts = dict(module.named_children())
-    ends = [next((name for name in part.split("|") if name in parts), part) for part in STEM + HEAD]
+    stem, head = (
+        [next((name for name in part.rstrip("?").split("|") if name in parts), part) for part in group]
+        for group in (STEM, HEAD)
+    )
+    stem = [name for name in stem if not name.endswith("?")]
     stages = list(itertools.takewhile(parts.__contains__, (f"layer{s}" for s in itertools.count(1))))
-    flaws = [f"no {name}" for name in ends if name not in parts]
+    flaws = [f"no {name}" for name in (*stem, *head) if name not in parts]
     flaws += [f"no {name}" for name in stages or ["layer1"] if not isinstance(parts.get(name), nn.Sequential)]
-    unplaced = set(parts).difference(ends, stages)
+    unplaced = set(parts).difference(stem, stages, head)
     flaws += [f"also {name}" for name in sorted(unplaced) if list(parts[name].parameters())]
     if flaws:
+        wanted = ", ".join(STEM).replace("?", " (or none)")
         raise UserError(
-            f"make_dynamic looks for a ResNet made of {', '.join(STEM)}, layer1 … layerS (nn.Sequentials of "
-            f"residual blocks), {', '.join(HEAD)}; this {type(module).__name__} has {', '.join(flaws)}."
+            f"make_dynamic looks for a ResNet made of {wanted}, layer1 … layerS (nn.Sequentials of residual blocks), "
+            f"{', '.join(HEAD)}; this {type(module).__name__} has {', '.join(flaws)}."
         )
-    return ends[: len(STEM)], stages, ends[len(STEM) :]
+    return stem, stages, head
 
 
 def _first_convolution(module: nn.Module) -> nn.Conv2d:
@@ -146,6 +163,28 @@ def _first_convolution(module: nn.Module) -> nn.Conv2d:
         if isinstance(part, nn.Conv2d):
             return part
     raise UserError(f"This {type(module).__name__} has no convolution to start with.")
+
+
+@torch.no_grad()
+def _require_own_stem(module: nn.Module, network: AdoptedResNet) -> None:
+    """Refuse a module whose forward does more before its first block than call the parts that were found.
+
+    Told by the shape of what the first stage is given; a forward that does not run on shapes alone is not asked.
+    """
+    given: list[torch.Size] = []
+    original = copy.deepcopy(module).to("meta").eval()
+    first = _first_convolution(original)
+    images = torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta")
+    stage = original.get_submodule("layer1")
+    stage.register_forward_pre_hook(lambda _stage, inputs: given.append(inputs[0].shape))
+    with suppress(RuntimeError, NotImplementedError):
+        original(images)
+    ours = copy.deepcopy(network).to("meta").eval().stem(images).shape
+    if given and given[0] != ours:
+        raise UserError(
+            f"The forward of this {type(module).__name__} hands layer1 {tuple(given[0])} where its "
+            f"{', '.join(network.stem_parts)} give {tuple(ours)}; make a module of what it does in between."
+        )
 
 
 class _Look(NamedTuple):

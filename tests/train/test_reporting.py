@@ -9,6 +9,7 @@ Said = pytest.CaptureFixture[str]
 ROW: dict[str, Any] = {
     "stage": "joint",
     "epoch": 3,
+    "watched": "holdout",
     "loss": 1.23456,
     "classification": 1.0,
     "consistency": 0.01,
@@ -52,6 +53,14 @@ def test_a_table_goes_to_stderr(capsys: Said) -> None:
     assert warning == "Warning: mind the gap"
 
 
+@pytest.mark.parametrize(("watched", "heading"), [("test", "test %"), ("holdout", "held %"), ("train", "plain %")])
+def test_a_heading_tells_what_images_an_epoch_is_judged_on(watched: str, heading: str, capsys: Said) -> None:
+    with Console() as reporter:
+        reporter.row({**ROW, "watched": watched})
+    headings = capsys.readouterr().err.splitlines()[0]
+    assert f"train % {heading}" in " ".join(headings.split())
+
+
 def test_headings_come_again_on_every_page(capsys: Said) -> None:
     with Console() as reporter:
         for _ in range(51):
@@ -61,7 +70,7 @@ def test_headings_come_again_on_every_page(capsys: Said) -> None:
 
 def test_figures_that_a_row_lacks_are_left_blank(capsys: Said) -> None:
     with Console() as reporter:
-        reporter.row({"stage": "static", "epoch": 1, "accuracy": 50.0})
+        reporter.row({"stage": "static", "epoch": 1, "watched": "holdout", "accuracy": 50.0})
     headings, row = capsys.readouterr().err.splitlines()
     assert row.split() == ["static", "1", "50.00"]
     assert row.index("50.00") + 5 == headings.index("held %") + 6

@@ -40,6 +40,9 @@ class Reporter:
         """Something the user should know."""
 
 
+WATCHED = "watched"  # in the place of a heading that tells what images an epoch is judged on
+_HEADINGS = {"test": "test %", "holdout": "held %", "train": "plain %"}  # the last: training images, not augmented
+
 _COLUMNS = (  # heading, key, format
     ("stage", "stage", "{:>8}"),
     ("epoch", "epoch", "{:>5}"),
@@ -49,7 +52,7 @@ _COLUMNS = (  # heading, key, format
     ("div", "diversity", "{:>7.4f}"),
     ("γ", "gamma", "{:>7.4f}"),
     ("train %", "train_accuracy", "{:>7.2f}"),
-    ("held %", "accuracy", "{:>7.2f}"),
+    (WATCHED, "accuracy", "{:>7.2f}"),
     ("cost", "cost_share", "{:>5.3f}"),
     ("paths", "distinct_paths", "{:>5}"),
     ("bits", "path_entropy", "{:>5.2f}"),
@@ -109,7 +112,8 @@ class Console(Reporter):
     def row(self, row: dict[str, Any]) -> None:
         cells = [(heading, form.format(row[key]) if key in row else "") for heading, key, form in _COLUMNS]
         if self.rows % 25 == 0:
-            self._print([heading for heading, _ in cells], style="bold")
+            watched = _HEADINGS[row["watched"]]
+            self._print([watched if heading == WATCHED else heading for heading, _ in cells], style="bold")
         self.rows += 1
         self._print([cell for _, cell in cells])
         self.spoke = time.monotonic()
