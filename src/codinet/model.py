@@ -27,6 +27,7 @@ class RoutedNetwork(nn.Module):
 
     routers: Routers | None  # None: a static network, every block runs
     in_channels: int | None = None  # of an image; None: not known
+    image_shape: tuple[int, int, int] | None = None  # of the images it was trained on; None: not known
     paper_unit: int  # see `backbones.Architecture`
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:

@@ -295,7 +295,7 @@ def measure(
 
 def build_model(network: NetworkConfig, data: DataBrief) -> CoDiNet:
     """A run's network, freshly initialised."""
-    return CoDiNet(
+    model = CoDiNet(
         ModelConfig(
             arch=network.arch,
             num_classes=len(data.classes),
@@ -305,6 +305,8 @@ def build_model(network: NetworkConfig, data: DataBrief) -> CoDiNet:
             stride_on=network.stride_on,
         )
     )
+    model.image_shape = data.image_shape
+    return model
 
 
 def load_weights(model: CoDiNet, tensors: dict[str, torch.Tensor], file: Path) -> None:

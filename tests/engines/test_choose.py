@@ -1,6 +1,7 @@
 """Picking an engine gives one that answers as the network does."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from codinet.engines.graph import GraphEngine
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork, create_model
 from codinet.records import RoutedOutput
+from codinet.runs import RunFolder
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -52,9 +54,22 @@ def test_a_static_network_gets_a_static_engine(images: torch.Tensor, monkeypatch
     assert compile_engine(create_model("resnet20", routed=False), images=images).name == "static"
 
 
-def test_no_batch_of_nothing(network: Callable[..., RoutedNetwork]) -> None:
-    with pytest.raises(UserError, match="one image or more"):
-        compile_engine(network(), batch=0)
+def test_a_trained_network_is_tried_on_images_of_its_own_size(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "_fastest_of", lambda engine, images: len(engine(images).logits_BK) - 1)
+    engine = compile_engine(RunFolder.open(finished_run).load_model(), batch=1)
+    assert engine(torch.randn(1, 1, 8, 8)).logits_BK.shape == (1, 10)
+
+
+def test_what_cannot_be_is_said(network: Callable[..., RoutedNetwork]) -> None:
+    for wrong, said in (
+        ({"batch": 0}, "one image or more"),
+        ({"threshold": 7}, "A threshold of 7 is no probability"),
+        ({"device": "abacus"}, "There is no device 'abacus' here"),
+    ):
+        with pytest.raises(UserError, match=said):
+            compile_engine(network(), **wrong)
 
 
 def _offer_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import DTYPES, GraphEngine, StaticGraphEngine, why_not
 from codinet.engines.masked import MaskedEngine
 from codinet.engines.static import StaticEngine
+from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.model import CoDiNet, RoutedNetwork
 
@@ -38,14 +39,16 @@ def compile_engine(
 ) -> Engine:
     """The engine that was fastest here; they all give the same answers.
 
-    Images are of the size the network was published for unless said otherwise. With a `dtype` the engine computes in
-    it and takes images of it; otherwise in the network's own.
+    Images are of the size the network was trained on, or was published for, unless said otherwise. With a `dtype` the
+    engine computes in it and takes images of it; otherwise in the network's own.
     """
     if batch < 1:
         raise UserError(f"A batch holds one image or more, not {batch}.")
-    device = torch.device(device)
+    if not 0 <= threshold <= 1:
+        raise UserError(f"A threshold of {threshold:g} is no probability; give a number from 0 to 1.")
+    device = pick_device(str(device))
     if images is None:
-        images = torch.randn(batch, *(image_shape or _published_shape(model)))
+        images = torch.randn(batch, *(image_shape or model.image_shape or _published_shape(model)))
     dtype = next(model.parameters()).dtype if dtype is None else dtype
     images = images[:batch].to(device, dtype)
     model = copy.deepcopy(model).to(device, dtype)

@@ -71,7 +71,10 @@ class OnnxEngine(Engine):
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
         if list(images_BCHW.shape[1:]) != self.image_shape:
             found, wanted = ("×".join(map(str, shape)) for shape in (images_BCHW.shape[1:], self.image_shape))
-            raise UserError(f"This ONNX graph takes images of {wanted}, not of {found}.")
+            raise UserError(
+                f"This ONNX graph takes images of {wanted}, not of {found}; compile_engine(…, image_shape=…) makes one "
+                "for them."
+            )
         images = np.ascontiguousarray(images_BCHW.float().cpu().numpy())
         if self.one_by_one and len(images) > 1:
             rows = [self._run(images[i : i + 1], threshold) for i in range(len(images))]
