@@ -14,12 +14,15 @@ from torch import nn
 from codinet.backbones import BasicBlock, Block
 from codinet.config import ExtraConfig, LossConfig, RunConfig, ScheduleConfig, resolve
 from codinet.cost import block_costs
+from codinet.data import Dataset
 from codinet.data.resident import Resident
+from codinet.evaluate import Evaluation
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 from codinet.train import loop
 from codinet.train.budget import BudgetController
 from codinet.train.distillation import Teacher
+from codinet.train.reporting import Reporter
 from codinet.train.stages import stages_of
 from codinet.train.step import Step
 
@@ -119,3 +122,58 @@ def life(train_words: Callable[..., list[str]]) -> Iterator[Callable[..., dict[s
             return json.loads(lives.stdout.readline())
 
         yield live
+
+
+class Stopped(Exception):  # noqa: N818
+    """What a test raises to stop a run."""
+
+
+class Listener(Reporter):
+    """Keeps what is said and came of it, and stops the run after so many steps."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.titles: list[str] = []
+        self.warnings: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+        self.steps, self.done, self.stop_after = 0, 0, stop_after
+        self.evaluation: Evaluation | None = None
+
+    def begin(self, title: str, *, steps: int, done: int) -> None:
+        self.titles.append(title)
+        self.done = done
+
+    def advance(self) -> None:
+        self.steps += 1
+        if self.steps == self.stop_after:
+            raise Stopped
+
+    def row(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def warn(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+
+
+@pytest.fixture(scope="session")
+def train() -> Callable[..., Listener]:
+    """Trains to the end, or until it was stopped; gives what was said."""
+
+    def run(out: Path, config: RunConfig, data: Dataset, *, stop_after: int | None = None, **how: Any) -> Listener:
+        listener = Listener(stop_after)
+        try:
+            _, listener.evaluation = loop.train(out, config, data, device=CPU, reporter=listener, **how)
+        except Stopped:
+            assert stop_after is not None
+        return listener
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, small_run: RunConfig, few: Dataset, train: Callable[..., Listener]
+) -> Path:
+    """The run that nothing has stopped: 2 + 1 epochs of four steps."""
+    out = tmp_path_factory.mktemp("loop") / "whole"
+    train(out, small_run, few)
+    return out
