@@ -109,11 +109,11 @@ class ExtraConfig:
     ema: float = 0.0
     """Decay of a moving average of the weights, e.g. 0.999, which is what is evaluated and kept; 0 is off."""
     start: str | None = None
-    """Run folder whose weights this run begins with, e.g. a static run of the same network."""
+    """Run folder or zoo:NAME whose weights this run begins with, e.g. a static run of the same network."""
     start_sha256: str | None = None
     """Digest that the weights of --start must have. Default: the one they have when the run begins."""
     teacher: str | None = None
-    """Run folder whose network's answers are learnt beside the labels; any network for the same classes."""
+    """Run folder or zoo:NAME whose network's answers are learnt beside the labels; any network for the same classes."""
     teacher_sha256: str | None = None
     """Digest that the weights of --teacher must have. Default: the one they have when the run begins."""
     distill: float | None = None

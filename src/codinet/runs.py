@@ -227,16 +227,22 @@ class RunFolder:
 
     def load_model(self, device: torch.device | None = None) -> CoDiNet:
         """The trained network, in evaluation mode."""
-        file = self.path / "model.safetensors"
-        if not file.exists():
+        model = build_model(self.config.network, self.data)
+        load_weights(model, self.load_tensors(), self.weights_file)
+        return model.to(device).eval()
+
+    @property
+    def weights_file(self) -> Path:
+        return self.path / "model.safetensors"
+
+    def load_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights of the trained network, by name."""
+        if not self.weights_file.exists():
             raise UserError(f"{self.path} holds no finished network; finish it with codinet train … --resume.")
         try:
-            tensors, _ = files.load_tensors(file)
+            return files.load_tensors(self.weights_file)[0]
         except files.DamagedError as error:
             raise files.DamagedError(f"{str(error).rstrip('.')}; restore it or train again.") from error
-        model = build_model(self.config.network, self.data)
-        load_weights(model, tensors, file)
-        return model.to(device).eval()
 
     def save_results(self, model: CoDiNet, evaluation: Evaluation) -> None:
         """Weights, paths, figures; figures last, for they say that the run is finished."""

@@ -154,7 +154,7 @@ def test_the_readme_says_which_verbs_take_it(capsys: Said) -> None:
         return capsys.readouterr().out
 
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    found = re.search(r"come with it, as the `RUN` of (.*?);", readme)
+    found = re.search(r"come with it, as the `RUN` of (.*?);", readme, re.DOTALL)
     assert found is not None
     assert {verb for verb in VERBS if "zoo:NAME" in helps(verb)} == set(re.findall(r"`(\w+)`", found[1]))
 

@@ -102,6 +102,21 @@ def test_the_digest_of_the_weights_file_is_noted(finished_run: Path) -> None:
         read_sources(named(finished_run, start_sha256="1f"), Path("none"), resume=False)
 
 
+def test_a_network_of_the_zoo_is_a_source_too(zoo: Path, digits_run: Path, train_words: Words, tmp_path: Path) -> None:
+    name = "zoo:digits-resnet20-06"
+    words = ["--start", name, "--teacher", name, "--arch", "resnet20", "--epochs", "1", "--finetune", "1"]
+    assert main(train_words(tmp_path / "out", *words)) == 0
+    extra = RunFolder.open(tmp_path / "out").config.extra
+    digest = hashlib.sha256((zoo / "digits-resnet20-06.safetensors").read_bytes()).hexdigest()
+    assert (extra.start, extra.start_sha256) == (extra.teacher, extra.teacher_sha256) == (name, digest)
+    found = read_sources(RunConfig("few", extra=ExtraConfig(start=name)), tmp_path, resume=False).start.source
+    assert found is not None
+    trained = RunFolder.open(digits_run).load_tensors()
+    assert all(torch.allclose(found.tensors[key].float(), trained[key].float(), atol=1e-2) for key in trained)
+    with pytest.raises(UserError, match=r"--start zoo:none cannot be used: .*no network of the zoo"):
+        read_sources(RunConfig("few", extra=ExtraConfig(start="zoo:none")), tmp_path, resume=False)
+
+
 def change_a_weight(run: Path) -> None:
     tensors, about = load_tensors(run / "model.safetensors")
     save_tensors(run / "model.safetensors", tensors | {"fc.bias": tensors["fc.bias"] + 1}, about=about)

@@ -1,8 +1,8 @@
 """The finished runs that a run learns from: whose weights it begins with (`--start`), who teaches it (`--teacher`).
 
-A run's config notes where they lie and the sha256 of their weights' file. The digest is what counts: a folder may
-move, but its weights must not change under a run that has begun. A run that has begun needs its teacher to go on
-and its start no more. Knows nothing of how either is used.
+Networks of the zoo (`zoo:NAME`) are such runs too. A run's config notes where they lie and the sha256 of their
+weights' file. The digest is what counts: a folder may move, but its weights must not change under a run that has begun.
+A run that has begun needs its teacher to go on and its start no more. Knows nothing of how either is used.
 """
 
 from dataclasses import replace
@@ -16,6 +16,7 @@ from codinet.config import ExtraConfig, NetworkConfig, RunConfig
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.runs import DataBrief, RunFolder, build_model, load_weights
+from codinet.zoo.open_run import open_run
 
 
 class Source(NamedTuple):
@@ -101,16 +102,9 @@ def _find(name: str, asked: tuple[str | None, str | None], begun: tuple[str | No
 
 
 def _read(path: str) -> Source:
-    folder = RunFolder.open(Path(path))
-    file = folder.path / "model.safetensors"
-    if not file.exists():
-        raise UserError(f"{path} holds no finished network; finish it with codinet train … --resume.")
-    try:
-        tensors, _ = files.load_tensors(file)
-    except files.DamagedError as error:
-        raise files.DamagedError(f"{str(error).rstrip('.')}; restore it or train again.") from error
-    digest = files.sha256_of(file)
-    return Source(path, digest, folder.config.network, folder.data, tensors)
+    run = open_run(path)
+    tensors = run.load_tensors()
+    return Source(path, files.sha256_of(run.weights_file), run.config.network, run.data, tensors)
 
 
 def begin_from(source: Source, model: RoutedNetwork) -> list[str]:

@@ -8,9 +8,8 @@ import torch
 
 from codinet import files
 from codinet.errors import UserError
-from codinet.model import CoDiNet
 from codinet.records import PathTable
-from codinet.runs import ZOO, RunFolder, build_model, load_weights
+from codinet.runs import ZOO, RunFolder
 from codinet.zoo.card import RESTORE, Card
 from codinet.zoo.paths import PREFIX, unpacked
 from codinet.zoo.shelf import find, weights_of
@@ -30,10 +29,12 @@ class ZooRun(RunFolder):
     def metrics(self) -> list[dict[str, Any]]:
         return []
 
-    def load_model(self, device: torch.device | None = None) -> CoDiNet:
-        model = build_model(self.config.network, self.data)
-        load_weights(model, load_checked(self.card, self.file), self.file)
-        return model.to(device).eval()
+    @property
+    def weights_file(self) -> Path:
+        return self.file
+
+    def load_tensors(self) -> dict[str, torch.Tensor]:
+        return load_checked(self.card, self.file)
 
     def load_paths(self) -> PathTable:
         """How its test images went, in the order of `same_images`."""
@@ -48,7 +49,7 @@ class ZooRun(RunFolder):
 
 
 def open_run(path: Path | str) -> RunFolder:
-    """What eval, predict, explore, bench and export take."""
+    """What eval, predict, explore, bench and export take, and --start and --teacher."""
     if not str(path).startswith(ZOO):
         return RunFolder.open(Path(path))
     return open_entry(find(str(path).removeprefix(ZOO)))
