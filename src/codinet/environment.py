@@ -13,6 +13,7 @@ from codinet.errors import UserError
 
 
 def describe(device: torch.device) -> dict[str, Any]:
+    """What every figure carries with it: versions, commit, device."""
     return {
         "codinet": codinet.__version__,
         "commit": commit(),
@@ -25,6 +26,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
+    """A GPU's model; of others the kind."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

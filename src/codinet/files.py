@@ -111,10 +111,12 @@ def sweep(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Put it at `path`, atomically, as text for people too."""
     write(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
+    """What a JSON file holds; `DamagedError` where it is none."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:

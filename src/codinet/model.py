@@ -31,13 +31,16 @@ class RoutedNetwork(nn.Module):
     paper_unit: int  # see `backbones.Architecture`
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """What comes before the first block."""
         raise NotImplementedError
 
     @property
     def blocks(self) -> Sequence[Block]:
+        """The residual blocks, in order; each may be skipped."""
         raise NotImplementedError
 
     def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Logits of the last block's features."""
         raise NotImplementedError
 
     def forward(

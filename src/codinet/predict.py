@@ -19,6 +19,8 @@ from codinet.runs import RunFolder
 
 @dataclass(frozen=True)
 class Prediction:
+    """What a network says of one image."""
+
     label: str
     confidence: float
     blocks_run: int
@@ -27,6 +29,7 @@ class Prediction:
     run_probability: tuple[float, ...]  # each router's confidence that its block should run
 
     def summary(self) -> dict[str, Any]:
+        """Ready for JSON."""
         return dataclasses.asdict(self)
 
 

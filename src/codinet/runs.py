@@ -56,6 +56,7 @@ class DataBrief:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "DataBrief":
+        """The brief of a data set as it is now; reads every image."""
         digest = hashlib.sha256()
         for split in (dataset.train, dataset.test):
             # The same images whether they lie in memory or are decoded when used.
@@ -117,6 +118,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig, data: DataBrief, environment: dict[str, Any]) -> "RunFolder":
+        """Make the folder and write what is known before training."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -133,6 +135,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
+        """A folder that a training has begun; `UserError` where it is none, or damaged."""
         if str(path).startswith(ZOO):
             name = str(path).removeprefix(ZOO)
             raise UserError(f"{path} is no folder to work in; make one of it with codinet zoo unpack {name} --out DIR.")
@@ -201,9 +204,11 @@ class RunFolder:
         return rows
 
     def keep_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """Replace all rows."""
         files.write(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def add_metrics(self, row: dict[str, Any]) -> None:
+        """Append a row, for good."""
         try:
             with self.metrics_file.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -219,9 +224,11 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
+        """Whether training came to its end."""
         return (self.path / "evaluation.json").exists()
 
     def require_finished(self) -> None:
+        """`UserError` where it did not."""
         if not self.finished:
             raise UserError(f"{self.path} is not finished; finish it with codinet train … --resume.")
 
@@ -269,6 +276,7 @@ class RunFolder:
         return float(seconds) if isinstance(seconds, int | float) else None
 
     def load_paths(self) -> PathTable:
+        """How the test images were routed, in the data set's order."""
         tensors, _ = files.load_tensors(self.path / "paths.safetensors")
         return PathTable(**tensors)
 

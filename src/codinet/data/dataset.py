@@ -23,6 +23,7 @@ class Split:
         return len(self.labels_N)
 
     def subset(self, indices: torch.Tensor) -> "Split":
+        """The images at these places, in that order."""
         images_NCHW = self.images_NCHW
         picked = images_NCHW.pick(indices) if isinstance(images_NCHW, LazyImages) else images_NCHW[indices]
         return Split(picked, self.labels_N[indices])
@@ -43,6 +44,7 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
         channels, height, width = self.train.images_NCHW.shape[1:]
         return channels, height, width
 

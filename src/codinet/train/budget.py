@@ -51,6 +51,7 @@ class BudgetController:
         self.target.copy_(1 - (1 - self.budget) * fallen - self.excess * fallen)
 
     def gamma(self) -> torch.Tensor:
+        """The weight of the cost loss for the next batch."""
         return (PROPORTIONAL * (self.cost - self.target) + self.integral).clamp(-LIMIT, LIMIT)
 
     def observe(self, batch_cost: torch.Tensor) -> None:
@@ -74,6 +75,7 @@ class BudgetController:
         return abs(self.gamma().item()) >= LIMIT and abs(self.plain_cost() - self.budget) > STUCK
 
     def state(self) -> dict[str, torch.Tensor]:
+        """All that changes, by name; in place, for a captured step knows the tensors by their address."""
         return {"target": self.target, "cost": self.cost, "integral": self.integral, "excess": self.excess}
 
 

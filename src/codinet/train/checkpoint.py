@@ -38,10 +38,13 @@ class Position:
 
 @dataclass
 class Checkpoint:
+    """A place in a run, and the tensors that stood there."""
+
     position: Position = field(default_factory=Position)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def part(self, prefix: str) -> dict[str, torch.Tensor]:
+        """The tensors under a prefix, by the rest of their names."""
         return {name[len(prefix) :]: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
 
     @property

@@ -108,6 +108,7 @@ class Step:
         self.bad = torch.full((2,), -1.0, device=device)  # step and term of the first loss that is not finite
 
     def momentum(self) -> dict[str, torch.Tensor]:
+        """SGD's buffers, by the names of the parameters."""
         return {name: self.optimizer.state[p]["momentum_buffer"] for name, p in self.trained.items()}
 
     def averaged(self) -> dict[str, torch.Tensor]:

@@ -67,6 +67,7 @@ class Card:
 
     @classmethod
     def of(cls, content: Any, where: Path) -> "Card":
+        """The card that a file holds; `DamagedError` where it is no whole one."""
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise files.DamagedError(f"{where} is no card that this version reads; {RESTORE}")
         for key, kinds in FIELDS.items():
@@ -98,24 +99,29 @@ class Card:
         return str(self["name"])
 
     def figures(self) -> dict[str, Any]:
+        """What the network came to on its test images, as shipped."""
         return {key: self[key] for key in FIGURES}
 
     def config(self) -> RunConfig:
+        """The recipe; what is not on the card is as it is by default."""
         return from_dict(_overlaid(to_dict(RunConfig(self["data"])), self["recipe"]))
 
     def brief(self) -> DataBrief:
+        """The data that it was trained on."""
         channels, height, width = self["image_shape"]
         mean, std = (tuple(self["normalisation"][key]) for key in ("mean", "std"))
         shape = (channels, height, width)
         return DataBrief(self["data"], tuple(self["classes"]), mean, std, shape, self["data_sha256"])
 
     def table(self) -> CostTable:
+        """What its blocks cost."""
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in self["cost"].items()
         }
         return CostTable(**values)
 
     def environment(self) -> dict[str, Any]:
+        """Where it was trained, and that it is of the zoo."""
         return {**self["versions"], "commit": self["commit"], "device": self["device"], "zoo": self.name}
 
 
