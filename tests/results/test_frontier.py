@@ -4,7 +4,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codinet.report.published import OTHER, Published
+from codinet.published import OTHER, Published
 from codinet.results.frontier import lead, unbeaten
 from codinet.results.record import Record
 from codinet.results.render import render

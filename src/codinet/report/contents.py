@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+from codinet.published import matching
 from codinet.report import pictures, pictures_space, tables
 from codinet.report.inputs import Run
 from codinet.report.page import Picture, Section
-from codinet.report.published import matching
 
 
 def sections(runs: Sequence[Run]) -> list[tuple[str, Callable[[], Section]]]:

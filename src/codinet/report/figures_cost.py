@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from codinet.report.labels import place_labels
-from codinet.report.published import (
+from codinet.published import (
     CODINET,
     COMPARISON,
     EARLY,
@@ -20,6 +19,7 @@ from codinet.report.published import (
     Published,
     data_key,
 )
+from codinet.report.labels import place_labels
 from codinet.report.style import INK, Axes, Figure, colour, marker, panels, styled
 
 _TICKS = (0, 10, 20, 30, 40, 50, 60, 65, 70, 75, 80, 85, 90, 92, 94, 95, 96, 97, 98, 99, 99.5, 99.9)

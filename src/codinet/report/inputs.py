@@ -10,9 +10,9 @@ import torch
 from codinet.analysis.folders import load_whole_paths
 from codinet.analysis.result import RunAnalysis
 from codinet.backbones import ARCHITECTURES
+from codinet.published import CODINET, STATIC, VANILLA
 from codinet.records import PathTable
 from codinet.report.figures_space import Cloud
-from codinet.report.published import CODINET, STATIC, VANILLA
 from codinet.runs import RunFolder
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from codinet.config import to_dict
+from codinet.published import NAMES, PCC, PUBLISHED, SAME_PATH, UNITS, Published, data_key, matching
 from codinet.report.inputs import Run
-from codinet.report.published import NAMES, PCC, PUBLISHED, SAME_PATH, UNITS, Published, data_key, matching
 
 NONE = "–"
 

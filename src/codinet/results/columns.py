@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from codinet.analysis.augment import KINDS
-from codinet.report.published import Published
+from codinet.published import Published
 from codinet.results import routing
 from codinet.results.equal_cost import Rival
 from codinet.results.recipe import epochs_of, told

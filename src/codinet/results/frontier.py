@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from codinet.report.published import CIFAR, NAMES, PUBLISHED, STATIC, Published, data_key
+from codinet.published import CIFAR, NAMES, PUBLISHED, STATIC, Published, data_key
 from codinet.results.columns import NONE, Row, budget_of, figure
 from codinet.results.recipe import epochs_of
 from codinet.sweep.front import pareto

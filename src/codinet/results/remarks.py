@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from codinet.report.published import Published
+from codinet.published import Published
 from codinet.results.equal_cost import Rival
 from codinet.results.recipe import paper_epochs
 from codinet.sweep.summary import spread_of

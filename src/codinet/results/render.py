@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from codinet.report.published import NAMES, Published, data_key
+from codinet.published import NAMES, Published, data_key
 from codinet.results import frontier, routing
 from codinet.results.columns import Row, budget_of, columns_of, head, line
 from codinet.results.equal_cost import FACTOR, rival_of

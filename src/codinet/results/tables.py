@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from codinet import published
 from codinet.backbones import ARCHITECTURES
-from codinet.report import published
-from codinet.report.published import CODINET, STATIC, VANILLA, Published
+from codinet.published import CODINET, STATIC, VANILLA, Published
 from codinet.sweep.shares import share_of_static
 
 Found = Mapping[str, Any]  # a record

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from codinet.config import RunConfig, resolve
 from codinet.errors import UserError, unknown
 from codinet.presets import as_static
-from codinet.report.published import Published
+from codinet.published import Published
 from codinet.sweep.methods import METHODS, canonical
 from codinet.sweep.naming import names_of
 

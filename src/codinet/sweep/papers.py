@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from codinet.config import RunConfig
-from codinet.report.published import CODINET, STATIC, VANILLA
+from codinet.published import CODINET, STATIC, VANILLA
 from codinet.sweep import printed
 from codinet.sweep.printed import CON, DIV, Row
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from codinet import published
 from codinet.config import RunConfig
-from codinet.report import published
-from codinet.report.published import CODINET, STATIC, VANILLA, Published
+from codinet.published import CODINET, STATIC, VANILLA, Published
 from codinet.sweep.methods import METHODS
 from codinet.sweep.shares import share_of_static
 

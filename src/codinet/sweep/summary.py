@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from codinet.config import RunConfig, to_dict
-from codinet.report.published import Published
+from codinet.published import Published
 from codinet.runs import RunFolder
 from codinet.sweep.front import pareto
 from codinet.sweep.grid import Planned

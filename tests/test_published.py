@@ -2,8 +2,8 @@
 
 import pytest
 
-from codinet.report import published
-from codinet.report.published import PUBLISHED, Published, data_key, matching
+from codinet import published
+from codinet.published import PUBLISHED, Published, data_key, matching
 
 
 def find(data: str, method: str, **more: object) -> list[Published]:
