@@ -11,7 +11,6 @@ from codinet.errors import UserError
 from codinet.evaluate import Evaluation
 from codinet.runs import RunFolder
 from codinet.train import checkpoint, judging, loop
-from codinet.train.budget import BudgetController
 
 Train = Callable[..., Any]
 
@@ -66,16 +65,6 @@ def test_routing_that_does_not_depend_on_the_image_is_told(
     assert listener.warnings == [loop.COLLAPSE, loop.COLLAPSE]  # once a stage
     assert "the routing has collapsed: every image takes the same path" in loop.COLLAPSE
     assert "--beta" in loop.COLLAPSE
-
-
-def test_routers_that_no_cost_moves_are_told(
-    train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BudgetController, "is_stuck", lambda _: True)
-    monkeypatch.setattr(Evaluation, "collapsed", property(lambda _: False))
-    (warning,) = train(tmp_path / "run", small_run, few).warnings  # after stage 1 alone
-    assert f"where {small_run.losses.budget:g} was asked for" in warning
-    assert "--score-decay (now 0.0001)" in warning
 
 
 def test_a_network_that_misses_its_budget_on_test_images_is_told(

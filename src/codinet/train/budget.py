@@ -23,7 +23,6 @@ RAMP = 0.3  # share of stage 1 over which the target falls to the budget
 SETTLE = 0.5  # share of stage 1 after which every epoch ends with a nudge
 PROPORTIONAL = 0.2  # γ for each unit of gap
 LIMIT = 0.5  # γ stays within ± this
-STUCK = 0.05  # gap that γ at its limit should have closed
 SMOOTHING = 0.1  # weight of the newest batch in the running cost
 DRIFT = 10.0  # by which γ grows for each unit of cost that an epoch drifted by, as a share of γ …
 SMALL = 0.01  # … or of this, where γ is smaller
@@ -65,14 +64,6 @@ class BudgetController:
         if settling:  # the epoch began at the budget, so this is how far γ let it drift
             reach = self.integral.abs().clamp(min=SMALL)
             self.integral.add_(DRIFT * reach * (plain_cost - self.budget)).clamp_(-LIMIT, LIMIT)
-
-    def plain_cost(self) -> float:
-        """The cost of plain images in evaluation mode, as far as is known (waits)."""
-        return (self.cost + self.excess).item()
-
-    def is_stuck(self) -> bool:
-        """Whether γ is at its limit and the cost still elsewhere: routers that are sure hear no cost (waits)."""
-        return abs(self.gamma().item()) >= LIMIT and abs(self.plain_cost() - self.budget) > STUCK
 
     def state(self) -> dict[str, torch.Tensor]:
         """All that changes, by name; in place, for a captured step knows the tensors by their address."""

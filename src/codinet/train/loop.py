@@ -229,8 +229,6 @@ class _Training:
             last = epoch + 1 == stage.epochs
             if step.average and last:
                 step.average.adopt()
-            if self.controller and stage.train_routers and last and self.controller.is_stuck():
-                self._tell_stuck(self.controller)
             # In full precision, looking at images takes a GPU as long as a short epoch; the last look is for figures.
             half = self.means.amp and not last
             with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
@@ -327,19 +325,13 @@ class _Training:
         if held.collapsed and self.config.network.routed and epoch + 1 == stage.epochs:
             self.reporter.warn(COLLAPSE)
 
-    def _tell_stuck(self, controller: BudgetController) -> None:
-        self.reporter.warn(
-            f"training came to {controller.plain_cost():.2f} of the static cost where {controller.budget:g} was asked "
-            "for: the routers no longer move, whatever a block costs. Shifting them all closes the gap and costs "
-            f"accuracy. Raise --score-decay (now {self.config.losses.score_decay:g}), or train longer."
-        )
-
     def _tell_missed(self, evaluation: Evaluation) -> None:
         if self.controller and abs(evaluation.cost_share - self.controller.budget) > MISSED:
             self.reporter.warn(
                 f"test images cost {evaluation.cost_share:.3f} of the static network where {self.controller.budget:g} "
                 "was asked for: with few paths there are gaps that no shift of the routers closes, and with few images "
-                "to calibrate on others may take other paths. Raise --beta or --m-d, or train longer or on more."
+                "to calibrate on others may take other paths. Raise --beta, --m-d or --score-decay, or train longer "
+                "or on more."
             )
 
     @property
@@ -357,5 +349,6 @@ MISSED = 0.02  # gap between a network's cost and its budget that is told
 
 COLLAPSE = (
     "the routing has collapsed: every image takes the same path, so this is a static network of fewer blocks. "
-    "Raise --beta or --m-d, keep --paths noise-free, train longer, or ask for a budget between 0.3 and 0.9."
+    "Raise --beta, --m-d or --score-decay, keep --paths noise-free, train longer, or ask for a budget between 0.3 and "
+    "0.9."
 )
