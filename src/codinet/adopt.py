@@ -18,13 +18,8 @@ from codinet.errors import UserError, unknown
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 
-STEM = (
-    "conv1",
-    "bn1",
-    "relu|act1",
-    "maxpool?",
-)  # in this order; "|" stands between two names of a part, "?" behind one
-# that networks for small images do without
+# In this order. "|" stands between two names of a part, "?" behind one that networks for small images do without.
+STEM = ("conv1", "bn1", "relu|act1", "maxpool?")
 HEAD = ("avgpool|global_pool", "fc")
 
 
@@ -108,8 +103,7 @@ class AdoptedResNet(RoutedNetwork):
             for stage in stages
             for position, block in enumerate(cast(nn.Sequential, module.get_submodule(stage)))
         )
-        _require_own_stem(module, self)
-        for adopted, found in zip(self._blocks, _look(self), strict=True):
+        for adopted, found in zip(self._blocks, _look(self, module), strict=True):
             adopted.in_channels, adopted.writes, adopted.projects = found
         self.routers = ROUTERS[router]([adopted.in_channels for adopted in self._blocks])
         self.in_channels, weight = _first_convolution(module).in_channels, _first_convolution(module).weight
@@ -165,28 +159,6 @@ def _first_convolution(module: nn.Module) -> nn.Conv2d:
     raise UserError(f"This {type(module).__name__} has no convolution to start with.")
 
 
-@torch.no_grad()
-def _require_own_stem(module: nn.Module, network: AdoptedResNet) -> None:
-    """Refuse a module whose forward does more before its first block than call the parts that were found.
-
-    Told by the shape of what the first stage is given; a forward that does not run on shapes alone is not asked.
-    """
-    given: list[torch.Size] = []
-    original = copy.deepcopy(module).to("meta").eval()
-    first = _first_convolution(original)
-    images = torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta")
-    stage = original.get_submodule("layer1")
-    stage.register_forward_pre_hook(lambda _stage, inputs: given.append(inputs[0].shape))
-    with suppress(RuntimeError, NotImplementedError):
-        original(images)
-    ours = copy.deepcopy(network).to("meta").eval().stem(images).shape
-    if given and given[0] != ours:
-        raise UserError(
-            f"The forward of this {type(module).__name__} hands layer1 {tuple(given[0])} where its "
-            f"{', '.join(network.stem_parts)} give {tuple(ours)}; make a module of what it does in between."
-        )
-
-
 class _Look(NamedTuple):
     """What is to be known of a block: the channels it takes, and what `AdoptedBlock` says of it."""
 
@@ -196,11 +168,18 @@ class _Look(NamedTuple):
 
 
 @torch.no_grad()
-def _look(network: AdoptedResNet) -> list[_Look]:
+def _look(network: AdoptedResNet, module: nn.Module) -> list[_Look]:
     """At each block, in a pass on shapes alone; refuses one whose shortcut cannot stand in for its output."""
     shapes = copy.deepcopy(network).to("meta").eval()
     first = _first_convolution(shapes)
-    x = shapes.stem(torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta"))
+    images = torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta")
+    x = shapes.stem(images)
+    given = _given_to_blocks(module, images)
+    if given is not None and given != x.shape:
+        raise UserError(
+            f"The forward of this {type(module).__name__} hands layer1 {tuple(given)} where its "
+            f"{', '.join(network.stem_parts)} give {tuple(x.shape)}; make a module of what it does in between."
+        )
     looks = []
     for block in shapes.blocks:
         skipped = tuple(block.shortcut(x).shape)
@@ -215,6 +194,17 @@ def _look(network: AdoptedResNet) -> list[_Look]:
             )
         looks.append(look)
     return looks
+
+
+def _given_to_blocks(module: nn.Module, images_BCHW: torch.Tensor) -> torch.Size | None:
+    """The shape that a module's own forward hands its first stage, which tells whether it does more before it than call
+    the parts that were found; None where it does not run on shapes alone."""
+    given: list[torch.Size] = []
+    original = copy.deepcopy(module).to("meta").eval()
+    original.get_submodule("layer1").register_forward_pre_hook(lambda _stage, inputs: given.append(inputs[0].shape))
+    with suppress(RuntimeError):
+        original(images_BCHW)
+    return given[0] if given else None
 
 
 def _watch(block: AdoptedBlock, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, _Look]:
