@@ -10,7 +10,7 @@ import torch
 
 from codinet.cost import block_costs
 from codinet.data import read_image
-from codinet.data.images import SUFFIXES
+from codinet.data.images import is_image_file
 from codinet.data.views import normalise
 from codinet.evaluate import exact_inference
 from codinet.relaxation import hard, run_probability
@@ -67,13 +67,5 @@ def image_files(paths: Iterable[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        found += (_images_in(path) or [path]) if path.is_dir() else [path]
+        found += (sorted(filter(is_image_file, path.iterdir())) or [path]) if path.is_dir() else [path]
     return found
-
-
-def _images_in(folder: Path) -> list[Path]:
-    return sorted(
-        file
-        for file in folder.iterdir()
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
-    )

@@ -19,7 +19,7 @@ import torch
 from codinet.data.channel_stats import channel_stats
 from codinet.data.dataset import Dataset, Split
 from codinet.data.holdout import hold_out
-from codinet.data.images import FORMATS, MAX_PIXELS, SUFFIXES, Header, read_header
+from codinet.data.images import FORMATS, MAX_PIXELS, Header, is_image_file, is_visible, read_header
 from codinet.data.lazy import LazyImages, in_threads
 from codinet.data.memory import fits, require_room
 from codinet.errors import UserError
@@ -77,13 +77,13 @@ def nested(folder: Path) -> list[Path]:
     inner = folder / "train"
     parts = [inner, *_test_folders(folder)[:1]] if inner.is_dir() else [folder]
     classes = [part / name for part in parts for name in _class_names(part, at_least=1)]
-    return [deeper for name in classes for deeper in _folders(name) if any(map(_is_image, deeper.rglob("*")))]
+    return [deeper for name in classes for deeper in _folders(name) if any(map(is_image_file, deeper.rglob("*")))]
 
 
 def _folders(folder: Path) -> list[Path]:
     # Not by `iterdir`, which would ask for the kind of every image anew.
     with os.scandir(folder) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_dir() and _visible(Path(entry.path)))
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir() and is_visible(Path(entry.path)))
 
 
 def _require_room_for_a_sample(number: int, channels: int, height: int, width: int) -> None:
@@ -128,7 +128,7 @@ def _test_folders(folder: Path) -> list[Path]:
 
 
 def _class_names(folder: Path, *, at_least: int = 2) -> tuple[str, ...]:
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _visible(entry))
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and is_visible(entry))
     if not names:
         raise UserError(f"{folder} has no class folders; put each class's images in a folder of its own.")
     if len(names) < at_least:
@@ -141,7 +141,7 @@ def _list(folder: Path, classes: Sequence[str], *, having: Sequence[str] | None 
     for label, name in enumerate(classes):
         if having is not None and name not in having:
             continue
-        found = sorted(filter(_is_image, (folder / name).iterdir()))
+        found = sorted(filter(is_image_file, (folder / name).iterdir()))
         if not found:
             inside = " (folders inside it are not read)" if _folders(folder / name) else ""
             raise UserError(
@@ -150,15 +150,6 @@ def _list(folder: Path, classes: Sequence[str], *, having: Sequence[str] | None 
         paths += found
         labels += [label] * len(found)
     return _Files(paths, labels)
-
-
-def _is_image(entry: Path) -> bool:
-    return entry.suffix.lower() in SUFFIXES and _visible(entry) and entry.is_file()
-
-
-def _visible(entry: Path) -> bool:
-    # What archivers and file managers leave behind.
-    return not entry.name.startswith((".", "__MACOSX"))
 
 
 def _pick(files: _Files, indices: torch.Tensor) -> _Files:

@@ -41,6 +41,16 @@ _UPRIGHT = {
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
+def is_image_file(entry: Path) -> bool:
+    """Whether a file has the name of an image; whether it is one, only its header tells."""
+    return entry.suffix.lower() in SUFFIXES and is_visible(entry) and entry.is_file()
+
+
+def is_visible(entry: Path) -> bool:
+    """Whether it is more than what archivers and file managers leave behind."""
+    return not entry.name.startswith((".", "__MACOSX"))
+
+
 class Header(NamedTuple):
     """What is known of an image before decoding it."""
 
