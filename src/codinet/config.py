@@ -156,6 +156,11 @@ def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
     return config
 
 
+def seed_rule(seed: int) -> tuple[bool, str]:
+    """Whether torch and numpy both take it, and what to say where they do not."""
+    return 0 <= seed < 2**32, f"--seed {seed} is out of range; use a whole number from 0 to {2**32 - 1}."
+
+
 def _check(config: RunConfig) -> None:
     network, losses, schedule, extra = config.network, config.losses, config.schedule, config.extra
     batch = schedule.batch or 0
@@ -198,7 +203,7 @@ def _check(config: RunConfig) -> None:
             "Loss weights and margins must not be negative.",
         ),
         (min(schedule.weight_decay, schedule.warmup) >= 0, "--weight-decay and --warmup must not be negative."),
-        (0 <= config.seed < 2**32, f"--seed {config.seed} is out of range; use a whole number from 0 to {2**32 - 1}."),
+        seed_rule(config.seed),
         (config.data.holdout >= 0, "--holdout must not be negative."),
         *_schedule_rules(schedule),
         *_extra_rules(extra),

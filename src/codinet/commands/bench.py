@@ -18,6 +18,7 @@ from codinet.bench.training import TrainSetting, measure_training, pick_modes
 from codinet.commands.bench_training import print_training
 from codinet.commands.shared import flag_value, note, print_json, require_probability
 from codinet.commands.tables import print_table
+from codinet.config import seed_rule
 from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
 from codinet.environment import describe, is_out_of_memory, pick_device
@@ -118,8 +119,9 @@ def _check(args: Args) -> None:
     for flag, value in (("threads", args.threads), ("rounds", args.rounds), ("images", args.images)):
         if value < 1:
             raise UserError(f"--{flag} {value} is too small; use 1 or more.")
-    if not 0 <= args.seed < 2**32:
-        raise UserError(f"--seed {args.seed} is out of range; use a whole number from 0 to {2**32 - 1}.")
+    possible, sentence = seed_rule(args.seed)
+    if not possible:
+        raise UserError(sentence)
     if args.batch and min(args.batch) < 1:
         raise UserError(f"--batch {min(args.batch)} is too small; use 1 or more.")
     for name in args.engines:
