@@ -52,13 +52,13 @@ def analysis_of(
     cannot be used, or a new one cannot be saved.
     """
     folder.require_finished()
-    wanted = {**_identity(folder), **_options(folder, request)}
+    options = _options(folder, request)
     try:
         known = kept_analysis(folder)
     except files.DamagedError as error:
         note(f"{error} It is made again.")
         known = None
-    if known is not None and (any_options or _has(known, wanted)):
+    if known is not None and (any_options or _has(known, options)):
         return known
     dataset = folder.load_own_dataset(request.data_root)
     figures, tensors = analyse(
@@ -69,7 +69,7 @@ def analysis_of(
         seed=request.seed,
         watch=watch,
     )
-    made = RunAnalysis(wanted, figures, tensors)
+    made = RunAnalysis({**_identity(folder), **options}, figures, tensors)
     try:
         made.save(folder.path)
     except UserError as error:  # a folder may be for reading only
@@ -105,14 +105,14 @@ def _has(known: RunAnalysis, wanted: dict[str, Any]) -> bool:
 
 def _identity(folder: RunFolder) -> dict[str, Any]:
     """What an analysis is of."""
-    return {"network": _file_digest(folder.path / "model.safetensors"), "data": folder.data.sha256}
+    return {"network": _file_digest(folder.weights_file), "data": folder.data.sha256}
 
 
 def _options(folder: RunFolder, request: Request) -> dict[str, Any]:
     """How it is made."""
     features = None
     if folder.config.network.routed:
-        source = request.features or (request.static and request.static.path / "model.safetensors")
+        source = request.features or (request.static and request.static.weights_file)
         features = _file_digest(source) if source else None
     return {
         "features": features,
