@@ -20,7 +20,6 @@ from codinet.data.official import KNOWN
 from codinet.data.placing import Loader
 from codinet.errors import UserError, unknown
 from codinet.presets import PRESETS, as_static
-from codinet.runs import RunFolder
 from codinet.train import distributed, train
 from codinet.train.reporting import Console
 
@@ -98,12 +97,12 @@ def run(args: Args) -> None:
 
 
 def _train(args: Args, device: torch.device, world: distributed.World) -> None:
-    out, config, dataset = world.each(lambda: _read(args, device, world))
+    config, dataset = world.each(lambda: _read(args, device, world))
     remarks = world.lead(lambda: _remarks(args, config))
     for sentence in remarks if world.leads else ():
         note(sentence)
     folder, evaluation = train(
-        out,
+        args.out or Path("runs") / _name(config),
         config,
         dataset,
         device=device,
@@ -124,8 +123,8 @@ def _train(args: Args, device: torch.device, world: distributed.World) -> None:
         print_table(f"{folder.path} on the {evaluation.n} test images", ["", ""], figures(evaluation.summary()))
 
 
-def _read(args: Args, device: torch.device, world: distributed.World) -> tuple[Path, RunConfig, Dataset]:
-    """Where to write, what to train and on what, all of it seen to fit together."""
+def _read(args: Args, device: torch.device, world: distributed.World) -> tuple[RunConfig, Dataset]:
+    """What to train and on what, seen to fit together."""
     config = resolve(
         RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed, args.extra),
         gpu=device.type == "cuda",
@@ -136,8 +135,7 @@ def _read(args: Args, device: torch.device, world: distributed.World) -> tuple[P
     _require_fit(config, dataset)
     if device.type == "cpu":
         _require_room(config, dataset, 2 if args.amp else 4, world)
-    out = args.out or Path("runs") / _name(config)
-    return out, _as_begun(config, out) if args.resume else config, dataset
+    return config, dataset
 
 
 def _require_fit(config: RunConfig, dataset: Dataset) -> None:
@@ -166,22 +164,13 @@ def _require_room(config: RunConfig, dataset: Dataset, size: int, world: distrib
         )
 
 
-def _as_begun(config: RunConfig, out: Path) -> RunConfig:
-    """The config with the place of its data as the run in the folder has it. They may lie elsewhere now; whether they
-    are the same is told by their digest."""
-    if not (out / "config.json").exists():
-        return config
-    before = RunFolder.open(out).config.source
-    return config if before in KNOWN or config.source in KNOWN else replace(config, source=before)
-
-
 def _remarks(args: Args, config: RunConfig) -> list[str]:
     """Where the training is not quite what the words may have meant."""
-    said, source = [], locate(args.source, args.data_root)
-    if source not in KNOWN:
+    said = []
+    if config.source not in KNOWN:
         if not Path(os.path.expanduser(args.source)).exists():
-            said.append(f"there is no {args.source}; the images are those of {source}.")
-        inner = nested(Path(source)) if Path(source).is_dir() else []
+            said.append(f"there is no {args.source}; the images are those of {config.source}.")
+        inner = nested(Path(config.source)) if Path(config.source).is_dir() else []
         if inner:
             more = f" and {counted(len(inner) - 1, 'folder')} more" if len(inner) > 1 else ""
             said.append(f"images in {inner[0]}{more} are not read; those of a class lie in the class's folder itself.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from codinet import files
 from codinet.config import RunConfig, first_difference, flat, to_dict
+from codinet.data.official import KNOWN
 from codinet.errors import UserError
 from codinet.runs import DataBrief, RunFolder
 
@@ -30,6 +31,9 @@ def open_folder(
     if not resume:
         raise UserError(f"{out} holds a run already; continue it with --resume or choose another --out.")
     folder = RunFolder.open(out)
+    if not {config.source, folder.config.source} & KNOWN.keys():
+        # Folders and files may have been moved; whether they are the same is told by their digest.
+        config = replace(config, source=folder.config.source)
     difference = first_difference(flat(to_dict(folder.config)), flat(to_dict(config)))
     if difference:
         raise UserError(f"{out} was begun with other settings ({difference}); repeat them or choose another --out.")
