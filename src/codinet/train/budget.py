@@ -47,7 +47,7 @@ class BudgetController:
     def aim(self, progress: float) -> None:
         """Set the target for this share of stage 1 done."""
         fallen = min(1.0, progress / RAMP)
-        self.target.copy_(1 - (1 - self.budget) * fallen - self.excess * fallen)
+        self.target.fill_(1 - (1 - self.budget) * fallen).sub_(self.excess, alpha=fallen)
 
     def gamma(self) -> torch.Tensor:
         """The weight of the cost loss for the next batch."""

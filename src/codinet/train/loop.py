@@ -238,11 +238,8 @@ class _Training:
                 watched = self.judge.evaluate(step.judged, self.splits.watched)
                 self._log(stage, epoch, step, watched)
                 if self.controller and stage.train_routers and not last:
-                    plain = self._look_at_plain(step, watched)
                     settling = epoch + 1 >= SETTLE * stage.epochs
-                    self.controller.compare(plain.cost_share, settling=settling)
-                    if settling:
-                        self.judge.nudge(step.judged, self.model, plain, self.controller.budget)
+                    self._steer(self.controller, step, watched, settling=settling)
             step.sums.zero_()
             if last:
                 self._save(Position(number + 1, 0, 0, self.rows), step)
@@ -307,11 +304,13 @@ class _Training:
                 "start again with a lower --lr and another --out."
             )
 
-    def _look_at_plain(self, step: Step, watched: Evaluation) -> Evaluation:
-        """Of the images to calibrate on; test images, where they are watched, must not have a say."""
-        if self.splits.watched is self.splits.calibration:
-            return watched
-        return self.judge.evaluate(step.judged, self.splits.calibration)
+    def _steer(self, controller: BudgetController, step: Step, watched: Evaluation, *, settling: bool) -> None:
+        """Towards the budget, by the images to calibrate on: test images must not have a say where they are watched."""
+        is_watched = self.splits.watched is self.splits.calibration
+        plain = watched if is_watched else self.judge.evaluate(step.judged, self.splits.calibration)
+        controller.compare(plain.cost_share, settling=settling)
+        if settling:
+            self.judge.nudge(step.judged, self.model, plain, controller.budget)
 
     def _log(self, stage: Stage, epoch: int, step: Step, held: Evaluation) -> None:
         means = step.means()
