@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +12,40 @@ from codinet.train import checkpoint, loop
 
 SameRun = Callable[[Path, Path], None]
 Train = Callable[..., Any]
+Damage = Callable[[Path], None]
 
 
 def checkpoints(out: Path) -> list[Path]:
     return sorted((out / "checkpoints").glob("*.safetensors"))
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def go(train: Train, out: Path, small_run: RunConfig, few: Dataset) -> Train:
+    """Trains `whole`'s run in a folder of its own."""
+    return partial(train, out, small_run, few)
+
+
+@pytest.fixture
+def assert_same_end(out: Path, whole: Path, assert_same_run: SameRun) -> Callable[[], None]:
+    return partial(assert_same_run, out, whole)
+
+
 @pytest.mark.parametrize("steps", [2, 4, 5, 8, 10, 12])
-def test_a_stopped_run_goes_on_to_the_same_end(
-    train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset, whole: Path, assert_same_run: SameRun, steps: int
-) -> None:
-    train(tmp_path / "run", small_run, few, stop_after=steps)
-    listener = train(tmp_path / "run", small_run, few, resume=True)
+def test_a_stopped_run_goes_on_to_the_same_end(go: Train, assert_same_end: Callable[[], None], steps: int) -> None:
+    go(stop_after=steps)
+    listener = go(resume=True)
     assert listener.done == (steps - 1) // 4 * 4  # only whole epochs were kept
     assert listener.warnings == []
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_end()
 
 
 def test_short_epochs_share_a_checkpoint(
-    train: Train,
-    tmp_path: Path,
-    small_run: RunConfig,
-    few: Dataset,
-    whole: Path,
-    assert_same_run: SameRun,
-    monkeypatch: pytest.MonkeyPatch,
+    go: Train, assert_same_end: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "PAUSE_SECONDS", 1000)
     saved: list[checkpoint.Position] = []
@@ -46,28 +56,21 @@ def test_short_epochs_share_a_checkpoint(
         save(folder, position, *rest)
 
     monkeypatch.setattr(checkpoint, "save", note)
-    train(tmp_path / "run", small_run, few)
+    go()
     assert [(position.stage, position.epoch) for position in saved] == [(1, 0), (2, 0)]  # a stage's end is kept
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_end()
 
 
 @pytest.mark.parametrize("steps", [2, 7, 11])
 def test_a_checkpoint_within_an_epoch_goes_on_to_the_same_end(
-    train: Train,
-    tmp_path: Path,
-    small_run: RunConfig,
-    few: Dataset,
-    whole: Path,
-    assert_same_run: SameRun,
-    monkeypatch: pytest.MonkeyPatch,
-    steps: int,
+    go: Train, assert_same_end: Callable[[], None], monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     monkeypatch.setattr(loop, "SAVE_SECONDS", -1)
-    train(tmp_path / "run", small_run, few, stop_after=steps)
-    listener = train(tmp_path / "run", small_run, few, resume=True)
+    go(stop_after=steps)
+    listener = go(resume=True)
     assert listener.done == steps - 1
     assert listener.titles[0].startswith("Resuming resnet20")
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_end()
 
 
 def cut(file: Path) -> None:
@@ -86,47 +89,41 @@ def empty(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip_a_bit, empty])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_leads_to_the_same_end(
-    train: Train,
-    tmp_path: Path,
-    small_run: RunConfig,
-    few: Dataset,
-    whole: Path,
-    assert_same_run: SameRun,
-    damage: Callable[[Path], None],
+    go: Train, assert_same_end: Callable[[], None], out: Path, damage: Damage
 ) -> None:
-    train(tmp_path / "run", small_run, few, stop_after=9)
-    newest = checkpoints(tmp_path / "run")[-1]
+    go(stop_after=9)
+    newest = checkpoints(out)[-1]
     damage(newest)
-    listener = train(tmp_path / "run", small_run, few, resume=True)
+    listener = go(resume=True)
     (warning,) = listener.warnings
     assert newest.name in warning
     assert "Going back to the checkpoint before it" in warning
     assert listener.done == 4
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_end()
 
 
 def test_where_every_checkpoint_is_damaged_the_run_starts_again_and_says_so(
-    train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset, whole: Path, assert_same_run: SameRun
+    go: Train, assert_same_end: Callable[[], None], out: Path
 ) -> None:
-    train(tmp_path / "run", small_run, few, stop_after=9)
-    for file in checkpoints(tmp_path / "run"):
+    go(stop_after=9)
+    for file in checkpoints(out):
         cut(file)
-    listener = train(tmp_path / "run", small_run, few, resume=True)
+    listener = go(resume=True)
     assert len(listener.warnings) == 2
     assert "Going back to the beginning" in listener.warnings[-1]
     assert listener.done == 0
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_end()
 
 
 @pytest.mark.parametrize("tail", ['{"stage": "joint", "epo', '{"stage": "joint", "epoch": 7}\n'])
 def test_lines_of_metrics_beyond_the_checkpoint_are_dropped(
-    train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset, whole: Path, assert_same_run: SameRun, tail: str
+    go: Train, assert_same_end: Callable[[], None], out: Path, tail: str
 ) -> None:
-    train(tmp_path / "run", small_run, few, stop_after=6)
-    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+    go(stop_after=6)
+    with (out / "metrics.jsonl").open("a") as file:
         file.write(tail)
-    train(tmp_path / "run", small_run, few, resume=True)
-    assert_same_run(tmp_path / "run", whole)
+    go(resume=True)
+    assert_same_end()
 
 
 def test_a_finished_run_is_evaluated_again_and_left_alone(
@@ -139,12 +136,10 @@ def test_a_finished_run_is_evaluated_again_and_left_alone(
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
-def test_what_a_kill_left_half_written_is_swept_away(
-    train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset
-) -> None:
-    train(tmp_path / "run", small_run, few, stop_after=6)
-    halves = [tmp_path / "run" / ".config.json.1.tmp", tmp_path / "run" / "checkpoints" / ".x.safetensors.1.tmp"]
+def test_what_a_kill_left_half_written_is_swept_away(go: Train, out: Path) -> None:
+    go(stop_after=6)
+    halves = [out / ".config.json.1.tmp", out / "checkpoints" / ".x.safetensors.1.tmp"]
     for half in halves:
         half.write_bytes(b"half")
-    train(tmp_path / "run", small_run, few, resume=True, stop_after=1)
+    go(resume=True, stop_after=1)
     assert not any(half.exists() for half in halves)
