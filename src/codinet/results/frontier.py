@@ -22,7 +22,7 @@ def section(data: str, rows: Sequence[Row]) -> str:
     if not known or not rows:
         return ""
     theirs = [(_cost(row), 0, _printed_line(row)) for row in unbeaten(known)]
-    ours = [(_gmaccs(row), 1, _own_line(row, known)) for row in _once(rows)]
+    ours = [(_gmaccs(row), 1, _own_line(row, known)) for row in rows]
     lines = "".join(line for *_, line in sorted(theirs + ours))
     return f"\n## Accuracy against cost: {NAMES.get(data, data)}\n\n{ABOUT}\n\n{HEAD}{lines}"
 
@@ -59,11 +59,6 @@ def _printed_line(row: Published) -> str:
     own = row.source == CIFAR or row.kind == STATIC
     name = f"{row.backbone}, {row.kind}" if own else f"{row.method}, {row.backbone}"
     return f"| {row.gmaccs:g} | {row.accuracy:.2f} | {name} | {row.source} | {NONE} |\n"
-
-
-def _once(rows: Sequence[Row]) -> list[Row]:
-    """A row may stand in two tables."""
-    return list({tuple(run["name"] for run in row.runs): row for row in rows}.values())
 
 
 def _gmaccs(row: Row) -> float:

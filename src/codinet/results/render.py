@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from codinet.published import NAMES, Published, data_key
-from codinet.results import frontier, routing
+from codinet.results import frontier, pairs, routing
 from codinet.results.columns import Row, budget_of, columns_of, head, line
 from codinet.results.equal_cost import FACTOR, rival_of
 from codinet.results.recipe import deviations, epochs_of
@@ -38,8 +38,9 @@ def render(records: Sequence[Record]) -> str:
     parts = [HEAD, READING]
     names = sorted({record["data"] for record in records}, key=_data_order)
     for data in names:
-        own = [row for table in frontier.TABLES for row in _rows(table, data, records)]
-        parts.append(frontier.section(data, own))
+        parts.append(frontier.section(data, _rows_once(frontier.TABLES, data, records)))
+    for data in names:
+        parts.append(pairs.section(data, _rows_once(pairs.TABLES, data, records)))
     for table in TABLES:
         for data in names:
             parts.append(_section(table, data, _rows(table, data, records)))
@@ -53,6 +54,12 @@ def _rows(table: str, data: str, records: Sequence[Record]) -> list[Row]:
     for record in sorted(standing, key=lambda record: (sort_key(record), record["seed"], record["name"])):
         groups.setdefault(_key(table, record), []).append(record)
     return [Row(table, runs, TABLES[table].paper(runs[0]), rival_of(runs, records)) for runs in groups.values()]
+
+
+def _rows_once(tables: Sequence[str], data: str, records: Sequence[Record]) -> list[Row]:
+    """Of several tables; the same runs may be a row of two."""
+    rows = [row for table in tables for row in _rows(table, data, records)]
+    return list({tuple(run["name"] for run in row.runs): row for row in rows}.values())
 
 
 def _data_order(data: str) -> tuple[int, str]:
