@@ -13,6 +13,7 @@ ROOMS = [  # a room may import from itself and from those before it
     *("config", "presets", "data", "evaluate", "runs", "zoo", "predict"),
     *(
         "engines",
+        "tuning",
         "train",
         "bench",
         "analysis",

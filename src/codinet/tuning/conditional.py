@@ -1,4 +1,4 @@
-"""What a CUDA graph's own branches cost: `python -m codinet.engines.conditional_trial`.
+"""What a CUDA graph's own branches cost: `python -m codinet.tuning.conditional`.
 
 A graph of blocks, each two kernels of about two microseconds, is timed without branches, and with each block in the
 body of a conditional node that a kernel before it opens or not, as a router would. The difference with all bodies run

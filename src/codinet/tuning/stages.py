@@ -1,4 +1,4 @@
-"""Finding `kernels.stage_tuning.TUNINGS` for a device: `python -m codinet.engines.graph_tuning --arch resnet110`.
+"""Finding `kernels.stage_tuning.TUNINGS` for a device: `python -m codinet.tuning.stages --arch resnet110`.
 
 The whole network is timed under each candidate: without routers, and with them when all blocks, half of them at
 random, or none run. The last is what every image costs whatever it skips. Candidates are compiled beforehand by

@@ -1,4 +1,4 @@
-"""Which tile sizes are fastest here: `python -m codinet.kernels.tuning [--channels 16 32 64] [--images 1024]`.
+"""Which tile sizes are fastest here: `python -m codinet.tuning.tiles [--channels 16 32 64] [--images 1024]`.
 
 Times each fused kernel, in bfloat16, against the time its bytes take and against the framework's convolutions, for a
 list of tile sizes. What it finds goes into `tiles.choose` by hand.
@@ -151,6 +151,8 @@ def main() -> None:
     parser.add_argument("--channels", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--images", type=int, default=1024)
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("tile sizes are timed on a CUDA device, and there is none")
     torch.backends.cudnn.benchmark = True
     for channels in args.channels:
         size = 512 // channels
