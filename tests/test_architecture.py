@@ -10,7 +10,7 @@ PACKAGE = Path(codinet.__file__).parent
 ROOMS = [  # a room may import from itself and from those before it
     *("errors", "published", "records", "files", "environment", "kernels"),
     *("relaxation", "routers", "backbones", "model", "adopt", "cost", "losses"),
-    *("config", "presets", "data", "evaluate", "runs", "zoo", "predict"),
+    *("config", "presets", "data", "evaluate", "thresholds", "runs", "zoo", "predict"),
     *(
         "engines",
         "tuning",

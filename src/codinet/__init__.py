@@ -6,6 +6,7 @@ from codinet.engines import compile_engine
 from codinet.errors import UserError
 from codinet.model import CoDiNet, ModelConfig, create_model, list_models
 from codinet.records import PathTable, RoutedOutput
+from codinet.thresholds import threshold_for
 from codinet.zoo.pretrained import list_pretrained
 
 __version__ = "0.1.0"
@@ -23,4 +24,5 @@ __all__ = [
     "list_models",
     "list_pretrained",
     "make_dynamic",
+    "threshold_for",
 ]

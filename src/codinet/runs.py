@@ -24,7 +24,7 @@ import torch
 from codinet import files
 from codinet.config import NetworkConfig, RunConfig, from_dict, to_dict
 from codinet.cost import block_costs
-from codinet.data import Dataset, load
+from codinet.data import Dataset, Split, load
 from codinet.data.placing import Placing
 from codinet.data.stream import lost_workers
 from codinet.data.views import normalise
@@ -298,10 +298,16 @@ def _without_places(value: Any) -> Any:
 
 
 def measure(
-    model: CoDiNet, dataset: Dataset, device: torch.device, *, batch: int = 250, threshold: float = 0.5
+    model: CoDiNet,
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    batch: int = 250,
+    threshold: float = 0.5,
+    split: Split | None = None,
 ) -> Evaluation:
-    """What a network that is on the device does on a data set's test images."""
-    loader = Placing(dataset, device).place(dataset.test).batches(batch)
+    """What a network that is on the device does on a data set's test images, or on another split of it."""
+    loader = Placing(dataset, device).place(split or dataset.test).batches(batch)
     decide = partial(hard, threshold=threshold)
     with lost_workers():
         return evaluate(partial(model, decide=decide), loader, block_costs(model, dataset.image_shape))

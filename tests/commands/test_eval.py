@@ -139,9 +139,24 @@ def test_a_curve_is_the_same_network_at_many_thresholds(own_run: Path, tmp_path:
     assert "threshold" in capsys.readouterr().out
 
 
+def test_a_budget_is_met_without_training(own_run: Path, capsys: Said) -> None:
+    assert main(["eval", str(own_run), "--device", "cpu", "--json", "--budget", "0.45", "0.8"]) == 0
+    said = capsys.readouterr()
+    high, middle, low = sorted(json.loads(said.out)["curve"], key=lambda point: point["threshold"])[::-1]
+    assert (low["budgets"], middle["budgets"], high["budgets"]) == ([0.8], [], [0.45])
+    for point, budget in ((low, 0.8), (high, 0.45)):
+        assert point["cost_share"] == pytest.approx(budget, abs=0.06)  # found on training images; of these there are 40
+        assert (f"a budget of {budget:g} is missed" in said.err) == (abs(point["cost_share"] - budget) > 0.02)
+    again = evaluated(capsys, own_run, "--threshold", repr(low["threshold"]))  # which is told, for every other verb
+    assert {key: again[key] for key in ("accuracy", "macs")} == {key: low[key] for key in ("accuracy", "macs")}
+    assert main(["eval", str(own_run), "--device", "cpu", "--budget", "0.8"]) == 0
+    assert "asked for" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["--budget", "0.5", "0"], "A budget of 0 is no share of the static cost"),
         (["--curve", "0.5", "2"], "--curve 2 is no probability"),
         (["--plot", "curve.png"], "--plot draws the curve, and there is none"),
     ],

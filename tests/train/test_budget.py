@@ -1,13 +1,9 @@
 import itertools
-import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from codinet.train.budget import BudgetController, find_threshold
+from codinet.train.budget import BudgetController
 
 CPU = torch.device("cpu")
 
@@ -122,54 +118,3 @@ def test_a_controller_goes_on_from_its_state() -> None:
     for name, tensor in one.state().items():
         other.state()[name].copy_(tensor)
     assert gammas(other, 0.7, 10) == gammas(one, 0.7, 10)
-
-
-def test_a_worked_example_of_the_threshold() -> None:
-    # Cost 1 − logit/10 is the budget 0.8 where the logit is 2.
-    threshold = find_threshold(lambda p: 1 - math.log(p / (1 - p)) / 10, 0.8)
-    assert math.log(threshold / (1 - threshold)) == pytest.approx(2, abs=0.01)
-
-
-def staircase(steps: list[tuple[float, float]]) -> Callable[[float], float]:
-    """Cost 1, less each step's height once the threshold's logit passes its place."""
-    return lambda p: 1 - sum(height for place, height in steps if math.log(p / (1 - p)) > place)
-
-
-def test_between_the_steps_of_a_staircase_the_nearer_one_is_taken() -> None:
-    cost = staircase([(-1.0, 0.3), (1.5, 0.3)])  # 1, 0.7, 0.4
-    assert cost(find_threshold(cost, 0.66)) == pytest.approx(0.7)
-    assert cost(find_threshold(cost, 0.45)) == pytest.approx(0.4)
-    assert cost(find_threshold(cost, 0.99)) == pytest.approx(1.0)
-    assert cost(find_threshold(cost, 0.0)) == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(("logit", "most"), [(0.1, 7), (-0.6, 7), (3.0, 10)])
-def test_a_near_threshold_takes_few_looks(logit: float, most: int) -> None:
-    looks: list[float] = []
-
-    def cost(threshold: float) -> float:
-        looks.append(threshold)
-        return 0.6 - (math.log(threshold / (1 - threshold)) - logit) / 20
-
-    found = find_threshold(cost, 0.6)
-    assert abs(math.log(found / (1 - found)) - logit) < 0.01
-    assert len(looks) <= most
-
-
-def test_where_no_threshold_matters_the_plain_one_stays() -> None:
-    assert find_threshold(lambda p: 0.7, 0.5) == 0.5
-
-
-@settings(deadline=None, derandomize=True, max_examples=200)
-@given(
-    st.lists(st.tuples(st.floats(-7, 7), st.floats(0.01, 0.2)), max_size=5),
-    st.floats(0.05, 1),
-)
-def test_no_threshold_comes_much_nearer_on_any_staircase(steps: list[tuple[float, float]], budget: float) -> None:
-    cost = staircase(steps)
-    found = find_threshold(cost, budget, steps=40)
-    assert 0 < found < 1
-    # Each level of the staircase, met in the middle between two places (levels narrower than that do not count).
-    places = sorted({-8.0, *(place for place, _ in steps), 8.0})
-    levels = [cost(1 / (1 + math.exp(-(a + b) / 2))) for a, b in itertools.pairwise(places) if b - a > 1e-6]
-    assert abs(cost(found) - budget) <= min(abs(level - budget) for level in levels) + 5e-4 + 1e-9

@@ -1,24 +1,30 @@
 """`codinet eval`: what a trained run does on its test set; for a network of the zoo, beside what its card says."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 
 from codinet import files
 from codinet.commands.shared import figures, note, print_json, require_probability
 from codinet.commands.tables import print_table
 from codinet.data import DATA_ROOT, Dataset
+from codinet.data.resident import epoch_order
 from codinet.environment import pick_device
 from codinet.errors import UserError
+from codinet.model import CoDiNet
 from codinet.records import PathTable
 from codinet.runs import DataBrief, RunFolder, measure
+from codinet.thresholds import MISSED, find_threshold, require_budget
 from codinet.zoo.card import Card
 from codinet.zoo.open_run import ZooRun, open_run
 from codinet.zoo.same_images import same_data
 
 CURVE = 0.3, 0.4, 0.6, 0.7  # thresholds beside the one of the evaluation
+CALIBRATION_IMAGES = 2000  # on which a threshold is found: their mean cost is known to a thousandth
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,9 @@ class Args:
     """A block runs where the router's run probability reaches this; lower runs more."""
     curve: tuple[float, ...] | None = None
     """Thresholds to evaluate too: accuracy against cost from one set of weights. Without any: 0.3 0.4 0.6 0.7."""
+    budget: tuple[float, ...] = ()
+    """Costs to meet without training, as shares of the static network's; a threshold for each is found on training
+    images, and evaluated like those of the curve."""
     plot: Path | None = None
     """Picture of the curve to write, which needs matplotlib."""
     paths: Path | None = None
@@ -46,10 +55,10 @@ class Args:
 
 def run(args: Args) -> None:
     require_probability("threshold", args.threshold)
-    thresholds = CURVE if args.curve == () else args.curve
-    for threshold in thresholds or ():
+    thresholds = CURVE if args.curve == () else args.curve or ()
+    for threshold in thresholds:
         require_probability("curve", threshold)
-    if args.plot and thresholds is None:
+    if args.plot and not (thresholds or args.budget):
         raise UserError("--plot draws the curve, and there is none; ask for it with --curve.")
     if args.batch < 1:
         raise UserError(f"--batch {args.batch} is too small; use 1 or more.")
@@ -57,19 +66,22 @@ def run(args: Args) -> None:
     folder = open_run(args.run)
     card = folder.card if isinstance(folder, ZooRun) else None
     model = folder.load_model(device)
+    for budget in args.budget:
+        require_budget(model, budget)
     dataset = same_data(folder, args.data_root) if isinstance(folder, ZooRun) else folder.load_dataset(args.data_root)
     if dataset.image_shape != folder.data.image_shape or dataset.classes != folder.data.classes:
         raise UserError(f"{args.run} was trained on other data than {dataset.name} holds now; point --data-root to it.")
+    asked = _thresholds_for(args, model, dataset, device)
     own = card is None and _holds_own_images(dataset, folder)
     evaluation = measure(model, dataset, device, batch=args.batch, threshold=args.threshold)
     _keep(evaluation.paths, args, in_run=own and args.threshold == 0.5)
     summary, title = evaluation.summary(), f"{args.run} on the {evaluation.n} test images"
-    if thresholds is not None:
-        found = {args.threshold: evaluation}
-        for threshold in thresholds:
+    if thresholds or asked:
+        found = {args.threshold: summary}
+        for threshold in (*thresholds, *asked):
             if threshold not in found:
-                found[threshold] = measure(model, dataset, device, batch=args.batch, threshold=threshold)
-        _curve(args, title, {threshold: found[threshold].summary() for threshold in sorted(found)}, summary)
+                found[threshold] = measure(model, dataset, device, batch=args.batch, threshold=threshold).summary()
+        _curve(args, title, dict(sorted(found.items())), summary, asked)
         return
     if card is not None and args.threshold == card["threshold"]:
         _print_beside(card, summary, title, as_json=args.json)
@@ -77,6 +89,23 @@ def run(args: Args) -> None:
         print_json(summary)
     else:
         print_table(title, ["", ""], figures(summary))
+
+
+def _thresholds_for(args: Args, model: CoDiNet, dataset: Dataset, device: torch.device) -> dict[float, list[float]]:
+    """The budgets that are asked for, by the threshold that meets them on training images."""
+    if not args.budget:
+        return {}
+    order = epoch_order(len(dataset.train), seed=0, epoch=0)  # of all classes, in a folder too
+    split = dataset.train.subset(order[:CALIBRATION_IMAGES])
+
+    @cache
+    def cost_at(threshold: float) -> float:
+        return measure(model, dataset, device, batch=args.batch, threshold=threshold, split=split).cost_share
+
+    found: dict[float, list[float]] = {}
+    for budget in args.budget:
+        found.setdefault(find_threshold(cost_at, budget), []).append(budget)
+    return found
 
 
 def _holds_own_images(dataset: Dataset, folder: RunFolder) -> bool:
@@ -101,10 +130,24 @@ def _keep(paths: PathTable, args: Args, *, in_run: bool) -> None:
             note(f"the path table is not kept: {error}")
 
 
-def _curve(args: Args, title: str, points: dict[float, dict[str, Any]], summary: dict[str, Any]) -> None:
+def _curve(
+    args: Args,
+    title: str,
+    points: dict[float, dict[str, Any]],
+    summary: dict[str, Any],
+    asked: dict[float, list[float]],
+) -> None:
     """One trained network at many budgets."""
     keys = ("accuracy", "cost_share", "macs", "mean_blocks", "distinct_paths")
-    rows = [{"threshold": threshold, **{key: point[key] for key in keys}} for threshold, point in points.items()]
+    rows = [
+        {"threshold": threshold, "budgets": asked.get(threshold, []), **{key: point[key] for key in keys}}
+        for threshold, point in points.items()
+    ]
+    for row in rows:
+        for budget in row["budgets"]:
+            cost = row["cost_share"]
+            if abs(cost - budget) > MISSED:
+                note(f"a budget of {budget:g} is missed: at the threshold nearest to it, test images cost {cost:.3f}.")
     if args.json:
         print_json({**summary, "curve": rows})
     else:
@@ -116,19 +159,17 @@ def _curve(args: Args, title: str, points: dict[float, dict[str, Any]], summary:
 
 
 def _print_curve(title: str, rows: list[dict[str, Any]]) -> None:
-    headings = ["threshold", "accuracy, %", "share of the\nstatic cost", "M MACs", "blocks", "paths"]
-    cells = [
-        [
-            f"{row['threshold']:g}",
-            f"{row['accuracy']:.2f}",
-            f"{row['cost_share']:.4f}",
-            f"{row['macs'] / 1e6:.3f}",
-            f"{row['mean_blocks']:.2f}",
-            f"{row['distinct_paths']}",
-        ]
-        for row in rows
-    ]
-    print_table(title, headings, cells)
+    columns = {
+        "threshold": [f"{row['threshold']:.4g}" for row in rows],
+        "asked for": [", ".join(f"{budget:g}" for budget in row["budgets"]) for row in rows],
+        "accuracy, %": [f"{row['accuracy']:.2f}" for row in rows],
+        "share of the\nstatic cost": [f"{row['cost_share']:.4f}" for row in rows],
+        "M MACs": [f"{row['macs'] / 1e6:.3f}" for row in rows],
+        "blocks": [f"{row['mean_blocks']:.2f}" for row in rows],
+        "paths": [f"{row['distinct_paths']}" for row in rows],
+    }
+    shown = {heading: cells for heading, cells in columns.items() if any(cells)}
+    print_table(title, list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)])
 
 
 def _print_beside(card: Card, summary: dict[str, Any], title: str, *, as_json: bool) -> None:

@@ -7,8 +7,7 @@ from codinet.published import Published
 from codinet.results.equal_cost import Rival
 from codinet.results.recipe import paper_epochs
 from codinet.sweep.summary import spread_of
-
-MISSED = 0.02  # distance from its budget, as a share of the static cost, from which a run is said to miss it
+from codinet.thresholds import MISSED
 
 
 def remarks(records: Sequence[Mapping[str, Any]], paper: Published | None, rival: Rival | None = None) -> list[str]:

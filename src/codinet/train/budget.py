@@ -14,9 +14,6 @@ as the learning rate falls γ moves routers less and less. So in the second half
 shift that goes half the way, and the rest of the network learns to live with it.
 """
 
-import math
-from collections.abc import Callable
-
 import torch
 
 RAMP = 0.3  # share of stage 1 over which the target falls to the budget
@@ -27,9 +24,6 @@ SMOOTHING = 0.1  # weight of the newest batch in the running cost
 DRIFT = 10.0  # by which γ grows for each unit of cost that an epoch drifted by, as a share of γ …
 SMALL = 0.01  # … or of this, where γ is smaller
 TRUST = 0.5  # weight of the newest epoch in what plain images cost more
-
-CLOSE = 5e-4  # to the budget, where a search for a threshold may end
-FAR = 8.0  # logits beyond which a threshold is not looked for
 
 
 class BudgetController:
@@ -68,26 +62,3 @@ class BudgetController:
     def state(self) -> dict[str, torch.Tensor]:
         """All that changes, by name; in place, for a captured step knows the tensors by their address."""
         return {"target": self.target, "cost": self.cost, "integral": self.integral, "excess": self.excess}
-
-
-def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: int = 14) -> float:
-    """The run threshold whose cost is nearest to the budget; a higher threshold runs fewer blocks."""
-    tried = {0.0: cost_at(0.5)}  # by logits
-    way = 1 if tried[0.0] > budget else -1
-    # It is mostly near: steps that double pass it, and halves between the last two find it.
-    short, beyond, stride, at = 0.0, None, 0.25, 0.0
-    for _ in range(steps):
-        if abs(tried[at] - budget) < CLOSE or (beyond is None and abs(short) >= FAR):
-            break
-        at = way * min(abs(short) + stride, FAR) if beyond is None else (short + beyond) / 2
-        stride *= 2
-        tried[at] = cost_at(_sigmoid(at))
-        if (tried[at] > budget) == (way > 0):
-            short = at
-        else:
-            beyond = at
-    return _sigmoid(min(tried, key=lambda logit: (abs(tried[logit] - budget), abs(logit))))
-
-
-def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))

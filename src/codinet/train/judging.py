@@ -15,7 +15,7 @@ from codinet.evaluate import Evaluation, evaluate, summarise
 from codinet.model import RoutedNetwork
 from codinet.records import PathTable
 from codinet.relaxation import hard
-from codinet.train.budget import find_threshold
+from codinet.thresholds import find_threshold
 from codinet.train.distributed import World
 from codinet.train.splits import Placed
 

@@ -26,6 +26,7 @@ from codinet.errors import UserError
 from codinet.evaluate import Evaluation
 from codinet.kernels import available
 from codinet.runs import DataBrief, RunFolder, build_model
+from codinet.thresholds import MISSED
 from codinet.train import checkpoint
 from codinet.train.budget import SETTLE, BudgetController
 from codinet.train.building import Builder, Go, Means
@@ -343,8 +344,6 @@ class _Training:
         checkpoint.save(self.folder.path / "checkpoints", position, self.model, step, self.controller)
         self.saved_at = time.monotonic()
 
-
-MISSED = 0.02  # gap between a network's cost and its budget that is told
 
 COLLAPSE = (
     "the routing has collapsed: every image takes the same path, so this is a static network of fewer blocks. "
