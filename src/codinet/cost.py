@@ -108,7 +108,7 @@ def _counting(model: nn.Module) -> Iterator[Any]:
 
 
 def _layer_macs(module: nn.Module, output: Any) -> int:
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return output.numel() * module.in_channels // module.groups * math.prod(module.kernel_size)
     if isinstance(module, nn.Linear):
         return output.numel() * module.in_features

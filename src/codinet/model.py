@@ -113,7 +113,7 @@ def routed_step(
 def train_only(model: RoutedNetwork, *, routers: bool, backbone: bool) -> None:
     """Let gradients reach the routers, the rest, both or neither."""
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(routers if "router" in name else backbone)
+        parameter.requires_grad_(routers if name.startswith("routers.") else backbone)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Routing for a ResNet that already exists: torchvision's, timm's, or any built like theirs.
+"""A routed network over a ResNet that already exists: torchvision's, timm's, or any built like theirs.
 
-`make_dynamic` goes by the names of a module's parts and imports neither library. The network it returns is
-made of the module's own parts, so weights are shared, and adds nothing but routers.
+It goes by the names of a module's parts and imports neither library. The network is made of the module's own parts,
+so weights are shared, and adds nothing but routers.
 """
 
 import copy
@@ -13,21 +13,15 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
+from codinet.adopt.tracing import first_convolution
 from codinet.backbones import Block
-from codinet.errors import UserError, unknown
+from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 
 # In this order. "|" stands between two names of a part, "?" behind one that networks for small images do without.
 STEM = ("conv1", "bn1", "relu|act1", "maxpool?")
 HEAD = ("avgpool|global_pool", "fc")
-
-
-def make_dynamic(module: nn.Module, *, router: str = "fc") -> RoutedNetwork:
-    """A routed network over `module`'s own stem, blocks and head."""
-    if router not in ROUTERS:
-        raise unknown("router", router, ROUTERS)
-    return AdoptedResNet(module, router)
 
 
 class AdoptedBlock(Block):
@@ -106,7 +100,7 @@ class AdoptedResNet(RoutedNetwork):
         for adopted, found in zip(self._blocks, _look(self, module), strict=True):
             adopted.in_channels, adopted.writes, adopted.projects = found
         self.routers = ROUTERS[router]([adopted.in_channels for adopted in self._blocks])
-        self.in_channels, weight = _first_convolution(module).in_channels, _first_convolution(module).weight
+        self.in_channels, weight = first_convolution(module).in_channels, first_convolution(module).weight
         self.routers.to(weight.device, weight.dtype).train(module.training)
         self.training = self.dropout.training = module.training  # the module's own parts keep their modes
 
@@ -147,16 +141,10 @@ def _find_parts(module: nn.Module) -> tuple[list[str], list[str], list[str]]:
         wanted = ", ".join(STEM).replace("?", " (or none)")
         raise UserError(
             f"make_dynamic looks for a ResNet made of {wanted}, layer1 … layerS (nn.Sequentials of residual blocks), "
-            f"{', '.join(HEAD)}; this {type(module).__name__} has {', '.join(flaws)}."
+            f"{', '.join(HEAD)}; this {type(module).__name__} has {', '.join(flaws)}. Say which of its modules are "
+            "residual blocks, with blocks=."
         )
     return stem, stages, head
-
-
-def _first_convolution(module: nn.Module) -> nn.Conv2d:
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            return part
-    raise UserError(f"This {type(module).__name__} has no convolution to start with.")
 
 
 class _Look(NamedTuple):
@@ -171,7 +159,7 @@ class _Look(NamedTuple):
 def _look(network: AdoptedResNet, module: nn.Module) -> list[_Look]:
     """At each block, in a pass on shapes alone; refuses one whose shortcut cannot stand in for its output."""
     shapes = copy.deepcopy(network).to("meta").eval()
-    first = _first_convolution(shapes)
+    first = first_convolution(shapes)
     images = torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta")
     x = shapes.stem(images)
     given = _given_to_blocks(module, images)

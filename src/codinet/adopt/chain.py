@@ -1,0 +1,94 @@
+"""A routed network over any module whose residual blocks follow one another: ConvNeXts, EfficientNets, MobileNets, …
+
+The module's forward is followed once and cut at the blocks (`tracing`). What it does between two of them belongs to the
+second, and is done whether that is skipped or not. Features are B×C×H×W.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import fx, nn
+
+from codinet.adopt.tracing import Blocks, chosen, cut, first_convolution, skippable, traced
+from codinet.backbones import Block
+from codinet.model import RoutedNetwork
+from codinet.routers import ROUTERS
+
+
+class Segment:
+    """A part of a module's forward, from one tensor to another; the module's parts are looked up when it is called."""
+
+    def __init__(self, module: nn.Module, in_training: fx.Graph, in_use: fx.Graph) -> None:
+        self.module, self.in_training, self.in_use = module, in_training, in_use
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        graph = self.in_training if self.module.training else self.in_use
+        return x if len(graph.nodes) == 2 else fx.Interpreter(self.module, graph=graph).run(x)  # 2: in and out
+
+
+class ChainBlock(Block):
+    """A block that keeps the shape, behind what the module does before it. Skipped, that alone is left."""
+
+    def __init__(self, name: str, before: Segment, block: nn.Module) -> None:
+        super().__init__()
+        self.name, self.before, self.block = name, before, block
+        # Whether either changes what it is given, which routers and whoever skips need as it came.
+        self.before_writes = self.writes = False
+
+    def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.before(x_BCHW.clone() if self.before_writes else x_BCHW)
+
+    def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.block(shortcut_BCHW.clone() if self.writes else shortcut_BCHW)
+
+
+class AdoptedChain(RoutedNetwork):
+    """The foreign network under the name `module`, and routers."""
+
+    paper_unit = 1
+
+    def __init__(
+        self, module: nn.Module, blocks: Blocks, router: str, image_shape: tuple[int, int, int] | None
+    ) -> None:
+        super().__init__()
+        self.module, first = module, first_convolution(module)
+        shape = image_shape or (first.in_channels, 224, 224)
+        images = torch.empty(2, *shape, dtype=first.weight.dtype, device="meta")
+        names = chosen(module, blocks)
+        in_training, in_use = traced(module, names)
+        names = skippable(module, in_use, names, images)
+        parts = [Segment(module, *both) for both in zip(cut(in_training, names), cut(in_use, names), strict=True)]
+        self._stem, *befores, self._head = parts
+        # Wrappers in a tuple are no submodules, so the blocks keep their names in the module.
+        self._blocks = tuple(
+            ChainBlock(name, before, module.get_submodule(name)) for name, before in zip(names, befores, strict=True)
+        )
+        _look(self, images)
+        self.routers = ROUTERS[router]([block.in_channels for block in self._blocks])
+        self.routers.to(first.weight.device, first.weight.dtype).train(module.training)
+        self.in_channels, self.image_shape = shape[0], image_shape
+        self.training = module.training
+
+    def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._stem(images_BCHW)
+
+    @property
+    def blocks(self) -> Sequence[ChainBlock]:
+        return self._blocks
+
+    def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._head(x_BCHW)
+
+
+@torch.no_grad()
+def _look(network: AdoptedChain, images_BCHW: torch.Tensor) -> None:
+    """Notes what every block is given, in a pass on shapes alone, and who writes into it, which raises its version."""
+    shapes = copy.deepcopy(network).to("meta").eval()
+    x = shapes.stem(images_BCHW)
+    for block, shape in zip(network.blocks, shapes.blocks, strict=True):
+        block.in_channels, version = x.shape[1], x._version
+        skipped = shape.before(x)
+        block.before_writes, version = x._version != version, skipped._version
+        x = shape.block(skipped)
+        block.writes = skipped._version != version

@@ -1,0 +1,300 @@
+"""Routing over a network that is no ResNet, whose blocks are named."""
+
+import copy
+import pickle
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from codinet import UserError, block_costs, make_dynamic
+from codinet.engines import BranchEngine, GatherEngine
+from codinet.model import RoutedNetwork, train_only
+from codinet.relaxation import gumbel, hard
+
+
+class Residual(nn.Module):
+    """x + conv(norm(x))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(width), nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.conv(self.norm(x))
+
+
+class Grows(Residual):
+    """A block that is not skipped, because the shape changes."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width)
+        self.conv = nn.Conv2d(width, out, 3, 2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(self.norm(x))
+
+
+class InPlace(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu_() + self.conv(self.norm(x))
+
+
+class Chain(nn.Module):
+    """Two stages with a plain convolution, an activation in place and a factor in between, and a head in functions."""
+
+    def __init__(self, block: type[Residual] = Residual) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)  # names that the routed network has other uses for
+        self.blocks = nn.ModuleList([block(8), block(8), Grows(8, 12), block(12)])
+        self.scale = nn.Parameter(torch.full((1,), 0.5))
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for k, block in enumerate(self.blocks):
+            x = block(x if k != 1 else F.relu(x, inplace=True) * self.scale)
+        x = F.dropout(x.mean((2, 3)), 0.5, training=self.training)
+        return self.head(x)
+
+
+CHOICES: list[Any] = [Residual, "blocks.*", ["blocks.0", "blocks.[1-3]"]]
+SHAPE = (3, 12, 12)
+
+
+def made(block: type[Residual] = Residual) -> Chain:
+    torch.manual_seed(0)
+    module = Chain(block).train()
+    module(images(8))  # so that BatchNorms have seen something
+    return module.eval()
+
+
+def images(number: int = 2) -> torch.Tensor:
+    return torch.randn(number, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+def by_hand(module: Chain, x: torch.Tensor, path: list[int]) -> torch.Tensor:
+    """What is left of the module's forward when blocks 0, 1 and 3 run as the path says; 2 cannot be skipped."""
+    runs = [*path[:2], 1, path[2]]
+    x = module.stem(x)
+    for k, block in enumerate(module.blocks):
+        x = x.relu() * module.scale if k == 1 else x
+        x = block(x.clone()) if runs[k] else x
+    return module.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("blocks", CHOICES)
+def test_blocks_are_chosen_by_class_and_by_name(blocks: Any) -> None:
+    network = make_dynamic(made(), blocks=blocks, image_shape=SHAPE)
+    assert [block.name for block in network.blocks] == ["blocks.0", "blocks.1", "blocks.3"]
+    assert [block.in_channels for block in network.blocks] == [8, 8, 8]
+    assert network.image_shape == SHAPE
+
+
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(st.lists(st.integers(0, 1), min_size=3, max_size=3), st.sampled_from([Residual, InPlace]))
+def test_a_path_runs_the_blocks_it_names_and_always_what_is_between(path: list[int], block: type[Residual]) -> None:
+    module = made(block)
+    network, x = make_dynamic(module, blocks=Residual), images()
+    with torch.no_grad():
+        got = network(x, force=torch.tensor(path)).logits_BK
+        torch.testing.assert_close(got, by_hand(module, x, path))
+        if all(path):
+            assert torch.equal(got, module(x))
+
+
+def test_parameters_are_shared_and_the_module_is_left_alone() -> None:
+    module = made()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    modes = [part.training for part in module.modules()]
+    network = make_dynamic(module, blocks=Residual)
+    own = dict(network.named_parameters())
+    assert all(own[f"module.{name}"] is value for name, value in module.named_parameters())
+    assert all("routers" in name for name in own if not name.startswith("module."))
+    assert [part.training for part in module.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_costs_are_the_modules_own() -> None:
+    module = made()
+    table = block_costs(make_dynamic(module, blocks=Residual), SHAPE)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(images(1))
+    assert table.static_macs == counter.get_total_flops() // 2
+    # By hand: a 3×3 convolution of 8 channels on 12×12; what grows to 12 channels on 6×6 is never skipped.
+    assert table.added_N == (12 * 12 * 8 * 8 * 9, 12 * 12 * 8 * 8 * 9, 6 * 6 * 12 * 12 * 9)
+    assert table.skip_N == (0, 0, 6 * 6 * 8 * 12 * 9)
+
+
+@pytest.mark.parametrize("block", [Residual, InPlace])
+def test_a_training_step_sees_each_batch_once_and_drops_out(block: type[Residual]) -> None:
+    one, other = made(block).train(), made(block).train()
+    network = make_dynamic(one, blocks=Residual)
+    assert network.training
+    for forward in (lambda x: network(x, force=torch.ones(3)).logits_BK, other):
+        torch.manual_seed(2)  # of the dropout
+        forward(images(8)).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(one.buffers(), other.buffers(), strict=True))
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    torch.manual_seed(2)
+    in_training = network(images(8), force=torch.ones(3)).logits_BK
+    assert not torch.equal(in_training, network.eval()(images(8), force=torch.ones(3)).logits_BK)
+
+
+def test_its_routers_learn_alone() -> None:
+    network = make_dynamic(made(), blocks=Residual)
+    train_only(network, routers=True, backbone=False)
+    network.train()(images(), decide=gumbel).logits_BK.sum().backward()
+    with_gradient = [name for name, parameter in network.named_parameters() if parameter.grad is not None]
+    assert with_gradient
+    assert all("routers" in name for name in with_gradient)
+
+
+def test_copies_stand_on_their_own() -> None:
+    network, x = make_dynamic(made(), blocks=Residual), images()
+    with torch.no_grad():
+        wished = network(x).logits_BK
+        copies = [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]
+        for parameter in network.parameters():
+            parameter.zero_()
+        for other in copies:
+            assert torch.equal(other(x).logits_BK, wished)
+        assert copies[0].double()(x.double()).logits_BK.dtype == torch.float32
+
+
+@pytest.mark.parametrize("block", [Residual, InPlace])
+@pytest.mark.parametrize("engine", [BranchEngine, GatherEngine])
+def test_engines_skip_its_blocks(block: type[Residual], engine: Any) -> None:
+    network, x = make_dynamic(made(block), blocks=Residual), images(6)
+    force = torch.tensor([[0, 1, 0], [1, 1, 1], [0, 0, 0], [1, 0, 1], [0, 1, 1], [1, 1, 0]]).float()
+    with torch.no_grad():
+        wished = network(x, force=force)
+    got = engine(network)(x, force=force)
+    torch.testing.assert_close(got.logits_BK, wished.logits_BK, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.scores_BN2, wished.scores_BN2, rtol=1e-5, atol=1e-5)
+
+
+# --- what it refuses
+
+
+class Asks(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+class Twice(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.blocks[0](self.stem(x))[:, :3])  # and there it is run again
+
+
+class GoesPast(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(F.pad((self.blocks[0](x) + x).mean((2, 3)), (0, 4)))
+
+
+class TwoOut(Chain):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), x
+
+
+class Plain(nn.Sequential):
+    def __init__(self) -> None:
+        pairs = (nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)) for _ in range(2))
+        super().__init__(nn.Conv2d(3, 3, 1), *pairs)
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5)
+        self.mix = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.mix(self.stem(x).flatten(2).mT).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("module", "blocks", "sentence"),
+    [
+        (Chain(), "block.*", r"This Chain has no module 'block\.\*'; nothing in it is repeated"),
+        (Plain(), Grows, r"This Plain has no module Grows; it has Sequential \(2\)"),
+        (Plain(), "0", "None of the 1 blocks chosen in this Plain is made of layers"),
+        (Chain(), Grows, "None of the 1 blocks chosen in this Chain .* keeps that shape"),
+        (Tokens(), "mix", "None of the 1 blocks chosen in this Tokens .* takes B×C×H×W"),
+        (Asks(), Residual, "The forward of this Asks cannot be followed: "),
+        (Twice(), Residual, r"blocks\.0 is run more than once"),
+        (GoesPast(), Residual, r"Something goes past blocks\.0 and is used after it"),
+        (TwoOut(), Residual, "this network takes or gives something else"),
+        (nn.Sequential(nn.Linear(3, 3)), "0", "This Sequential has no convolution to start with"),
+    ],
+)
+def test_what_cannot_be_routed_is_said(module: nn.Module, blocks: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make_dynamic(module, blocks=blocks)
+
+
+def test_an_image_shape_must_fit_and_needs_blocks() -> None:
+    with pytest.raises(
+        UserError, match=r"This Chain fails on images of 4×12×12: .*; if it takes others, give image_shape"
+    ):
+        make_dynamic(Chain(), blocks=Residual, image_shape=(4, 12, 12))
+    with pytest.raises(UserError, match="takes an image_shape together with blocks"):
+        make_dynamic(Chain(), image_shape=SHAPE)
+    with pytest.raises(UserError, match="residual blocks, with blocks="):
+        make_dynamic(Chain())
+
+
+# --- the real ones, where they are installed
+
+
+def assert_routes(module: nn.Module, blocks: str, number: int) -> None:
+    network: RoutedNetwork = make_dynamic(module.eval(), blocks=blocks)
+    x = torch.randn(2, 3, 64, 64)
+    assert len(network.blocks) == number
+    with torch.no_grad():
+        assert torch.equal(network(x, force=torch.ones(number)).logits_BK, module(x))
+        wished = network(x, force=torch.zeros(number), decide=hard).logits_BK
+    torch.testing.assert_close(BranchEngine(network)(x, force=torch.zeros(number)).logits_BK, wished)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(x[:1])
+    assert block_costs(network, (3, 64, 64)).static_macs == counter.get_total_flops() // 2
+    network.train()(x, decide=gumbel).logits_BK.sum().backward()
+    assert all(parameter.grad is not None for name, parameter in network.named_parameters() if "router" in name)
+
+
+@pytest.mark.parametrize("library", ["torchvision.models"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "blocks", "number"),
+    [
+        ("mobilenet_v2", "features.*", 10),
+        ("efficientnet_b0", "features.*.*", 9),
+        ("convnext_tiny", "features.[1357].*", 18),
+        ("regnet_y_400mf", "trunk_output.*.*", 12),
+    ],
+)
+def test_torchvisions_own_networks_can_be_routed(library: ModuleType, name: str, blocks: str, number: int) -> None:
+    torch.manual_seed(0)
+    assert_routes(getattr(library, name)(num_classes=5), blocks, number)
+
+
+@pytest.mark.parametrize("library", ["timm"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "blocks", "number"),
+    [
+        ("convnext_atto", "stages.*.blocks.*", 12),
+        ("efficientnet_lite0", "blocks.*.*", 9),
+        ("mobilenetv3_small_050", "blocks.*.*", 7),
+        ("eca_nfnet_l0", "stages.*.*", 8),
+    ],
+)
+def test_timms_own_networks_can_be_routed(library: ModuleType, name: str, blocks: str, number: int) -> None:
+    torch.manual_seed(0)
+    assert_routes(library.create_model(name, num_classes=5, drop_rate=0.2), blocks, number)
