@@ -7,14 +7,12 @@ that unit, and every figure printed names its own.
 """
 
 import copy
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from codinet.model import RoutedNetwork
 
@@ -63,55 +61,28 @@ class CostTable:
 def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> CostTable:
     """The table of a network, read off one forward pass on shapes alone (no arithmetic is done)."""
     shapes = copy.deepcopy(model).to("meta").eval()
-    with torch.no_grad(), _counting(shapes) as count:
-        x = torch.empty(1, *image_shape, device="meta")
-        fixed = count(shapes.stem, x)
-        state = shapes.routers.start(x) if shapes.routers is not None else ()
-        x = shapes.stem(x)
+    with torch.no_grad():
+        images = torch.empty(1, *image_shape, device="meta")
+        fixed, x = _counted(shapes.stem, images)
+        state = shapes.routers.start(images) if shapes.routers is not None else ()
         run, skip, router = [], [], []
         for k, block in enumerate(shapes.blocks):
-            skip.append(count(block.shortcut, x))
+            skip.append(_counted(block.shortcut, x)[0])
             if shapes.routers is None:
                 router.append(0)
             else:
-                score = shapes.routers.router(k)
-                router.append(count(score, x, state))
-                _, state = score(x, state)
-            run.append(count(block, x))
-            x = block(x)
-        fixed += count(shapes.head, x)
+                macs, (_, state) = _counted(shapes.routers.router(k), x, state)
+                router.append(macs)
+            macs, x = _counted(block, x)
+            run.append(macs)
+        fixed += _counted(shapes.head, x)[0]
     return CostTable(
         tuple(run), tuple(skip), tuple(router), fixed, image_shape=image_shape, paper_unit=model.paper_unit
     )
 
 
-@contextmanager
-def _counting(model: nn.Module) -> Iterator[Any]:
-    """Within, `count(function, *args)` calls the function and returns the MACs of the layers it went through."""
-    seen = [0]
-
-    def add(module: nn.Module, _inputs: Any, output: Any) -> None:
-        seen[0] += _layer_macs(module, output)
-
-    handles = [module.register_forward_hook(add) for module in model.modules()]
-
-    def count(function: Any, *args: Any) -> int:
-        seen[0] = 0
-        function(*args)
-        return seen[0]
-
-    try:
-        yield count
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _layer_macs(module: nn.Module, output: Any) -> int:
-    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return output.numel() * module.in_channels // module.groups * math.prod(module.kernel_size)
-    if isinstance(module, nn.Linear):
-        return output.numel() * module.in_features
-    if isinstance(module, nn.LSTMCell):
-        return output[0].shape[0] * 4 * module.hidden_size * (module.input_size + module.hidden_size)
-    return 0
+def _counted(function: Callable[..., Any], *args: Any) -> tuple[int, Any]:
+    """The MACs of a call, attention and other products outside of layers among them, and what it gives."""
+    with FlopCounterMode(display=False) as counter:
+        result = function(*args)
+    return counter.get_total_flops() // 2, result

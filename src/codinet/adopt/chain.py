@@ -1,7 +1,7 @@
-"""A routed network over any module whose residual blocks follow one another: ConvNeXts, EfficientNets, MobileNets, …
+"""A routed network over any module whose residual blocks follow one another: ConvNeXts, MobileNets, transformers, …
 
 The module's forward is followed once and cut at the blocks (`tracing`). What it does between two of them belongs to the
-second, and is done whether that is skipped or not. Features are B×C×H×W.
+second, and is done whether that is skipped or not. Routing sees features as maps, however they lie (`layout`).
 """
 
 import copy
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx, nn
 
-from codinet.adopt.tracing import Blocks, chosen, cut, first_convolution, skippable, traced
+from codinet.adopt.layout import Layout
+from codinet.adopt.tracing import Blocks, Kept, chosen, cut, first_convolution, skippable, traced
 from codinet.backbones import Block
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
@@ -30,17 +31,21 @@ class Segment:
 class ChainBlock(Block):
     """A block that keeps the shape, behind what the module does before it. Skipped, that alone is left."""
 
-    def __init__(self, name: str, before: Segment, block: nn.Module) -> None:
+    def __init__(self, name: str, before: Segment, block: nn.Module, given: Layout, kept: Kept) -> None:
+        """`given` is how the features lie that come; the block may want them otherwise."""
         super().__init__()
-        self.name, self.before, self.block = name, before, block
+        self.name, self.before, self.block, self.given, self.kept = name, before, block, given, kept
         # Whether either changes what it is given, which routers and whoever skips need as it came.
         self.before_writes = self.writes = False
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.before(x_BCHW.clone() if self.before_writes else x_BCHW)
+        own = self.given.own(x_BCHW.clone() if self.before_writes else x_BCHW)
+        return self.kept.layout.maps(self.before(own))
 
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.block(shortcut_BCHW.clone() if self.writes else shortcut_BCHW)
+        layout, args, kwargs = self.kept
+        own = layout.own(shortcut_BCHW.clone() if self.writes else shortcut_BCHW)
+        return layout.maps(self.block(own, *args, **kwargs))
 
 
 class AdoptedChain(RoutedNetwork):
@@ -57,12 +62,15 @@ class AdoptedChain(RoutedNetwork):
         images = torch.empty(2, *shape, dtype=first.weight.dtype, device="meta")
         names = chosen(module, blocks)
         in_training, in_use = traced(module, names)
-        names = skippable(module, in_use, names, images)
+        kept = skippable(module, in_use, names, images)
+        names, layouts = list(kept), [block.layout for block in kept.values()]
         parts = [Segment(module, *both) for both in zip(cut(in_training, names), cut(in_use, names), strict=True)]
         self._stem, *befores, self._head = parts
         # Wrappers in a tuple are no submodules, so the blocks keep their names in the module.
+        self._first, self._last = layouts[0], layouts[-1]
         self._blocks = tuple(
-            ChainBlock(name, before, module.get_submodule(name)) for name, before in zip(names, befores, strict=True)
+            ChainBlock(name, before, module.get_submodule(name), given, kept[name])
+            for name, before, given in zip(names, befores, [self._first, *layouts[:-1]], strict=True)
         )
         _look(self, images)
         self.routers = ROUTERS[router]([block.in_channels for block in self._blocks])
@@ -71,14 +79,14 @@ class AdoptedChain(RoutedNetwork):
         self.training = module.training
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._stem(images_BCHW)
+        return self._first.maps(self._stem(images_BCHW))
 
     @property
     def blocks(self) -> Sequence[ChainBlock]:
         return self._blocks
 
     def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._head(x_BCHW)
+        return self._head(self._last.own(x_BCHW))
 
 
 @torch.no_grad()
@@ -88,7 +96,7 @@ def _look(network: AdoptedChain, images_BCHW: torch.Tensor) -> None:
     x = shapes.stem(images_BCHW)
     for block, shape in zip(network.blocks, shapes.blocks, strict=True):
         block.in_channels, version = x.shape[1], x._version
-        skipped = shape.before(x)
+        skipped = shape.shortcut(x)
         block.before_writes, version = x._version != version, skipped._version
-        x = shape.block(skipped)
+        x = shape.run(x, skipped)
         block.writes = skipped._version != version

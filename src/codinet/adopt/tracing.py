@@ -1,18 +1,28 @@
 """A module's forward as a graph of calls, and that graph cut at residual blocks. Knows nothing of routing."""
 
 import copy
+import inspect
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
+from codinet.adopt.layout import Layout, layout_of
 from codinet.errors import UserError
 
 Blocks = str | Sequence[str] | type[nn.Module]
 Shapes = dict[fx.Node, tuple[int, ...]]
+
+
+class Kept(NamedTuple):
+    """How a block that keeps the shape of its features is called."""
+
+    layout: Layout  # of the features
+    args: tuple[Any, ...]  # what else it is given, which is the same in every call
+    kwargs: dict[str, Any]
 
 
 def first_convolution(module: nn.Module) -> nn.Conv2d:
@@ -62,10 +72,12 @@ class _Tracer(fx.Tracer):
 
 
 def traced(module: nn.Module, blocks: Sequence[str]) -> list[fx.Graph]:
-    """The module's forward, with the blocks called as they are: in training, and in use."""
+    """The module's forward on images alone, with the blocks called as they are: in training, and in use."""
     modes = [part.training for part in module.modules()]
+    takes = inspect.signature(module.forward).parameters.values()
+    usual = {each.name: each.default for each in takes if each.default is not each.empty}
     try:
-        return [_Tracer(module.train(training), blocks).trace(module) for training in (True, False)]
+        return [_Tracer(module.train(training), blocks).trace(module, usual) for training in (True, False)]
     except Exception as error:  # whatever somebody's forward does to tensors that are none
         why = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"The forward of this {type(module).__name__} cannot be followed: {why}.") from error
@@ -74,30 +86,31 @@ def traced(module: nn.Module, blocks: Sequence[str]) -> list[fx.Graph]:
             part.training = training
 
 
-def skippable(module: nn.Module, graph: fx.Graph, blocks: Sequence[str], images_BCHW: torch.Tensor) -> list[str]:
-    """The names of the blocks that keep the shape of their input, in the order in which they run.
+def skippable(module: nn.Module, graph: fx.Graph, blocks: Sequence[str], images_BCHW: torch.Tensor) -> dict[str, Kept]:
+    """The blocks that keep the shape of their features, in the order in which they run.
 
     A bare layer, which a name with a `*` may well mean too, is no block.
     """
-    shapes, found = _shapes(module, graph, images_BCHW), []
+    shapes = _shapes(module, graph, images_BCHW)
     whole = [name for name in blocks if _layers(module.get_submodule(name).children()) > 0]
+    found: dict[str, Kept] = {}
     for node in graph.nodes:
-        if node.op == "call_module" and node.target in whole and _keeps(node, shapes):
-            found.append(str(node.target))
+        if node.op == "call_module" and node.target in whole and (kept := _kept(node, shapes)):
+            if node.target in found:
+                raise UserError(f"{node.target} is run more than once, so it cannot be skipped alone.")
+            found[node.target] = kept
     if not found:
         raise UserError(
-            f"None of the {len(blocks)} blocks chosen in this {type(module).__name__} is made of layers, takes B×C×H×W "
-            "and keeps that shape, so none can be skipped."
+            f"None of the {len(blocks)} blocks chosen in this {type(module).__name__} is made of layers, takes one "
+            "tensor of features and keeps its shape, so none can be skipped."
         )
-    twice = [name for name, number in Counter(found).items() if number > 1]
-    if twice:
-        raise UserError(f"{twice[0]} is run more than once, so it cannot be skipped alone.")
     return found
 
 
 @torch.no_grad()
 def _shapes(module: nn.Module, graph: fx.Graph, images_BCHW: torch.Tensor) -> Shapes:
     """Of every tensor on the way, in a pass on shapes alone."""
+    _ends(graph)  # before it is asked for more than images
     walk = _Walk(copy.deepcopy(module).to("meta").eval(), graph=graph)
     try:
         walk.run(images_BCHW)
@@ -123,16 +136,17 @@ class _Walk(fx.Interpreter):
         return result
 
 
-def _keeps(block: fx.Node, shapes: Shapes) -> bool:
-    alone = len(block.args) == 1 and not block.kwargs and isinstance(block.args[0], fx.Node)
-    given = shapes.get(_given(block), ()) if alone else ()
-    return len(given) == 4 and shapes.get(block) == given
+def _kept(block: fx.Node, shapes: Shapes) -> Kept | None:
+    if len(block.all_input_nodes) != 1 or not block.args or block.args[0] is not _given(block):
+        return None
+    features = shapes.get(_given(block), ())
+    layout = layout_of(features) if shapes.get(block) == features else None
+    return layout and Kept(layout, block.args[1:], dict(block.kwargs))
 
 
 def _given(block: fx.Node) -> fx.Node:
-    (given,) = block.args
-    assert isinstance(given, fx.Node)
-    return given
+    """The features; nothing else that a block is given was computed."""
+    return block.all_input_nodes[0]
 
 
 def cut(graph: fx.Graph, blocks: Sequence[str]) -> list[fx.Graph]:
@@ -146,7 +160,7 @@ def cut(graph: fx.Graph, blocks: Sequence[str]) -> list[fx.Graph]:
 
 def _ends(graph: fx.Graph) -> tuple[fx.Node, fx.Node]:
     """Where images come in and logits go out."""
-    given = [node for node in graph.nodes if node.op == "placeholder" and node.users]
+    given = [node for node in graph.nodes if node.op == "placeholder" and not node.args]  # the others have defaults
     ((result,),) = (node.args for node in graph.nodes if node.op == "output")
     if len(given) != 1 or not isinstance(result, fx.Node):
         raise UserError("Routing knows images in and logits out; this network takes or gives something else.")
