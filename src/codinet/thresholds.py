@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from codinet.cost import block_costs
+from codinet.cost import CostTable, block_costs
 from codinet.errors import UserError
 from codinet.evaluate import exact_inference
 from codinet.model import RoutedNetwork
@@ -26,19 +26,21 @@ def threshold_for(model: RoutedNetwork, images_BCHW: torch.Tensor, budget: float
     require_budget(model, budget)
     channels, height, width = images_BCHW.shape[1:]
     table = block_costs(model, (channels, height, width))
+    return find_threshold(lambda threshold: mean_cost(model, table, images_BCHW, threshold, batch=batch), budget)
 
-    def cost_at(threshold: float) -> float:
-        decide = partial(hard, threshold=threshold)
-        shares = [table.share(model(images, decide=decide).path_BN) for images in images_BCHW.split(batch)]
-        return torch.cat(shares).mean().item()
 
-    was_training = model.training
+def mean_cost(
+    model: RoutedNetwork, table: CostTable, images_BCHW: torch.Tensor, threshold: float = 0.5, *, batch: int
+) -> float:
+    """What images cost in evaluation mode with hard decisions, as a share of the static network."""
+    was_training, decide = model.training, partial(hard, threshold=threshold)
     model.eval()
     try:
         with exact_inference():
-            return find_threshold(cost_at, budget)
+            paths = [model(images, decide=decide).path_BN for images in images_BCHW.split(batch)]
     finally:
         model.train(was_training)
+    return table.share(torch.cat(paths)).mean().item()
 
 
 def require_budget(model: RoutedNetwork, budget: float) -> None:
@@ -46,6 +48,15 @@ def require_budget(model: RoutedNetwork, budget: float) -> None:
         raise UserError("A static network costs what it costs; a budget is for a routed one.")
     if not 0 < budget <= 1:
         raise UserError(f"A budget of {budget:g} is no share of the static cost; give a number above 0, up to 1.")
+
+
+def require_reach(table: CostTable, budget: float, who: str) -> None:
+    least = table.share(torch.zeros(1, len(table.run_N))).item()
+    if budget < least:
+        raise UserError(
+            f"A budget of {budget:g} cannot be met: with every block skipped {who} still costs {least:.4f} of its "
+            "static form; ask for more."
+        )
 
 
 def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: int = 14) -> float:

@@ -48,7 +48,7 @@ class Judge:
         was_training = judged.training
         judged.eval()
         if abs(cost_at(0.5) - budget) > TOLERANCE:
-            _shift(judged, trained, find_threshold(cost_at, budget))
+            shift_to({judged, trained}, find_threshold(cost_at, budget))
         judged.train(was_training)
 
     def nudge(self, judged: RoutedNetwork, trained: RoutedNetwork, plain: Evaluation, budget: float) -> None:
@@ -58,13 +58,13 @@ class Judge:
             return self.table.share(plain.paths.run_probability_TN >= threshold).mean().item()
 
         if abs(plain.cost_share - budget) > TOLERANCE:
-            _shift(judged, trained, find_threshold(cost_at, budget), part=0.5)
+            shift_to({judged, trained}, find_threshold(cost_at, budget), part=0.5)
 
 
-def _shift(judged: RoutedNetwork, trained: RoutedNetwork, threshold: float, part: float = 1.0) -> None:
+def shift_to(networks: set[RoutedNetwork], threshold: float, part: float = 1.0) -> None:
     """Make this threshold the usual one, or go a part of the way. Where the network that is judged is an average of the
     one that is trained, both are shifted alike: else the average would drift back to where it was."""
-    for network in {trained, judged}:
+    for network in networks:
         assert network.routers is not None
         network.routers.shift(-part * math.log(threshold / (1 - threshold)))
 

@@ -26,7 +26,7 @@ from codinet.errors import UserError
 from codinet.evaluate import Evaluation
 from codinet.kernels import available
 from codinet.runs import DataBrief, RunFolder, build_model
-from codinet.thresholds import MISSED
+from codinet.thresholds import MISSED, require_reach
 from codinet.train import checkpoint
 from codinet.train.budget import SETTLE, BudgetController
 from codinet.train.building import Builder, Go, Means
@@ -38,7 +38,7 @@ from codinet.train.judging import Judge
 from codinet.train.reporting import Reporter
 from codinet.train.sources import begin_from, read_sources
 from codinet.train.splits import split_data
-from codinet.train.stages import Stage, stages_of
+from codinet.train.stages import Stage, grip_at, stages_of
 from codinet.train.step import Speed, Step
 
 SAVE_SECONDS = 300  # within long epochs, a checkpoint at least this often
@@ -147,12 +147,7 @@ class _Training:
         budget = self.config.losses.budget
         if not self.config.network.routed or budget is None:
             return None
-        least = self.table.share(torch.zeros(1, len(self.table.run_N))).item()
-        if budget < least:
-            raise UserError(
-                f"A budget of {budget:g} cannot be met: with every block skipped {self.config.network.arch} still "
-                f"costs {least:.4f} of its static form; ask for more."
-            )
+        require_reach(self.table, budget, self.config.network.arch)
         return BudgetController(budget, steps=self.stages[0].epochs * self.splits.steps, device=self.device)
 
     def run(self) -> tuple[RunFolder, Evaluation]:
@@ -272,7 +267,7 @@ class _Training:
             done = epoch + i / steps
             step.index_L.copy_(index_L)
             step.lr.fill_(stage.lr_at(done))
-            step.grip.fill_(stage.grip_at(done))
+            step.grip.fill_(grip_at(done / stage.epochs))
             if self.controller and stage.path_losses:
                 self.controller.aim(done / stage.epochs)
             go()

@@ -31,11 +31,11 @@ class Stage:
             return rate * 0.5 * (1 + math.cos(math.pi * done))
         return rate * 0.1 ** sum(done >= mark for mark in self.milestones)
 
-    def grip_at(self, epoch: float) -> float:
-        """Share of the margins' decay that acts: all of it while routers are to move, none in the end, when they are to
-        be sure, so that the relaxed network becomes the hard one."""
-        done = epoch / self.epochs
-        return min(1.0, (1 - done) / (1 - SETTLE))
+
+def grip_at(done: float) -> float:
+    """Share of the margins' decay that acts when this share of a stage is done: all of it while routers are to move,
+    none in the end, when they are to be sure, so that the relaxed network becomes the hard one."""
+    return min(1.0, (1 - done) / (1 - SETTLE))
 
 
 def stages_of(config: RunConfig) -> list[Stage]:

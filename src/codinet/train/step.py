@@ -36,7 +36,7 @@ SUMS = (
     *("gamma", "accuracy", "cost_share", "steps"),
 )
 _TERMS = SUMS[:7]
-_COST_SHARE = SUMS.index("cost_share")
+COST_SHARE = SUMS.index("cost_share")
 
 
 def _as_it_is(function: Any) -> Any:
@@ -89,7 +89,7 @@ class Step:
         self.speed, self.stem, self.inputs = speed, speed.compile(model.stem), speed.compile(_inputs)
         self.ask = self._make_ask(teacher) if teacher else None
         # What other processes are asked for cannot be compiled.
-        self.loss_of = speed.compile(_loss_of) if self.world.alone else _loss_of
+        self.loss_of = speed.compile(loss_of) if self.world.alone else loss_of
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.lr = torch.zeros((), device=device)
         self.grip = torch.ones((), device=device)
@@ -148,9 +148,9 @@ class Step:
             self.average.update()
         with torch.no_grad():
             figures = self.world.mean_(mine)
-            figures[_COST_SHARE] += self.base_share
+            figures[COST_SHARE] += self.base_share
             if self.acting and self.controller:
-                self.controller.observe(figures[_COST_SHARE])
+                self.controller.observe(figures[COST_SHARE])
             self._note(figures)
 
     @torch.no_grad()
@@ -198,7 +198,7 @@ def _inputs(
     return random_views(images_LCHW, views, pad=pad, flip=flip, blank=blank), labels_L.repeat_interleave(views)
 
 
-def _loss_of(
+def loss_of(
     output: RoutedOutput,
     labels_B: torch.Tensor,
     *,
