@@ -94,6 +94,14 @@ def test_a_network_is_evaluated_twice_alike_and_left_as_it_was(training: bool) -
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_parts_that_are_frozen_stay_so() -> None:
+    model = create_model("resnet20").train()
+    model.bn1.eval()
+    evaluate(model, [(torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.long))], block_costs(model, (3, 32, 32)))
+    assert model.training
+    assert not model.bn1.training
+
+
 def test_the_mode_is_restored_even_when_the_images_do_not_fit() -> None:
     model = create_model("resnet20", in_channels=1).train()
     with pytest.raises(RuntimeError):

@@ -52,21 +52,27 @@ def exact_inference() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def in_evaluation(model: object) -> Iterator[None]:
+    """Within, a network is in evaluation mode; afterwards each of its parts is as it was, frozen ones too."""
+    modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
 def evaluate(
     model: Callable[[torch.Tensor], RoutedOutput],
     loader: Iterable[tuple[torch.Tensor, torch.Tensor]],
     table: CostTable,
 ) -> Evaluation:
     """Run `model` over (normalised images, labels) batches with hard decisions."""
-    was_training = isinstance(model, nn.Module) and model.training
-    if isinstance(model, nn.Module):
-        model.eval()
-    try:
-        with exact_inference():
-            parts = [_batch(model(images), labels, table) for images, labels in loader]
-    finally:
-        if isinstance(model, nn.Module):
-            model.train(was_training)
+    with in_evaluation(model), exact_inference():
+        parts = [_batch(model(images), labels, table) for images, labels in loader]
     paths = PathTable(*(torch.cat(column).cpu() for column in zip(*(part[0] for part in parts), strict=True)))
     losses_T = torch.cat([part[1] for part in parts])
     return summarise(paths, table, loss=losses_T.double().mean().item())

@@ -8,7 +8,7 @@ import torch
 
 from codinet.cost import CostTable, block_costs
 from codinet.errors import UserError
-from codinet.evaluate import exact_inference
+from codinet.evaluate import exact_inference, in_evaluation
 from codinet.model import RoutedNetwork
 from codinet.relaxation import hard
 
@@ -33,13 +33,9 @@ def mean_cost(
     model: RoutedNetwork, table: CostTable, images_BCHW: torch.Tensor, threshold: float = 0.5, *, batch: int
 ) -> float:
     """What images cost in evaluation mode with hard decisions, as a share of the static network."""
-    was_training, decide = model.training, partial(hard, threshold=threshold)
-    model.eval()
-    try:
-        with exact_inference():
-            paths = [model(images, decide=decide).path_BN for images in images_BCHW.split(batch)]
-    finally:
-        model.train(was_training)
+    decide = partial(hard, threshold=threshold)
+    with in_evaluation(model), exact_inference():
+        paths = [model(images, decide=decide).path_BN for images in images_BCHW.split(batch)]
     return table.share(torch.cat(paths)).mean().item()
 
 

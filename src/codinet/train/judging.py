@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from codinet.cost import CostTable
-from codinet.evaluate import Evaluation, evaluate, summarise
+from codinet.evaluate import Evaluation, evaluate, in_evaluation, summarise
 from codinet.model import RoutedNetwork
 from codinet.records import PathTable
 from codinet.relaxation import hard
@@ -45,11 +45,9 @@ class Judge:
         def cost_at(threshold: float) -> float:
             return self.evaluate(partial(judged, decide=partial(hard, threshold=threshold)), data).cost_share
 
-        was_training = judged.training
-        judged.eval()
-        if abs(cost_at(0.5) - budget) > TOLERANCE:
-            shift_to({judged, trained}, find_threshold(cost_at, budget))
-        judged.train(was_training)
+        with in_evaluation(judged):
+            if abs(cost_at(0.5) - budget) > TOLERANCE:
+                shift_to({judged, trained}, find_threshold(cost_at, budget))
 
     def nudge(self, judged: RoutedNetwork, trained: RoutedNetwork, plain: Evaluation, budget: float) -> None:
         """Shift the routers half the way to the budget, by one look: as if later routers saw what they see now."""
