@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from codinet.cost import CostTable
+from codinet.model import in_evaluation
 from codinet.records import PathTable, RoutedOutput
 from codinet.relaxation import run_probability
 
@@ -50,19 +50,6 @@ def exact_inference() -> Iterator[None]:
     """No gradients, and full float32: a GPU's shortened multiplications would flip decisions that are close."""
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
-
-
-@contextmanager
-def in_evaluation(model: object) -> Iterator[None]:
-    """Within, a network is in evaluation mode; afterwards each of its parts is as it was, frozen ones too."""
-    modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
-    for part, _ in modes:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def evaluate(

@@ -5,7 +5,8 @@ hard at inference. Here every block is computed and the decision mixes it in, wh
 and what every engine is compared with; skipping for real is the engines' business.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,19 @@ def train_only(model: RoutedNetwork, *, routers: bool, backbone: bool) -> None:
     """Let gradients reach the routers, the rest, both or neither."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(routers if name.startswith("routers.") else backbone)
+
+
+@contextmanager
+def in_evaluation(model: object) -> Iterator[None]:
+    """Within, a network is in evaluation mode; afterwards each of its parts is as it was, frozen ones too."""
+    modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 @dataclass(frozen=True)

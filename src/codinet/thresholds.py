@@ -8,8 +8,8 @@ import torch
 
 from codinet.cost import CostTable, block_costs
 from codinet.errors import UserError
-from codinet.evaluate import exact_inference, in_evaluation
-from codinet.model import RoutedNetwork
+from codinet.evaluate import exact_inference
+from codinet.model import RoutedNetwork, in_evaluation
 from codinet.relaxation import hard
 
 MISSED = 0.02  # gap between cost and budget, as a share of the static cost, that is told

@@ -121,6 +121,12 @@ def test_parameters_are_shared_and_the_module_is_left_alone() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+def test_a_network_on_shapes_alone_can_be_routed_too() -> None:
+    with torch.device("meta"):
+        network = make_dynamic(Chain(), blocks=Residual)
+    assert len(network.blocks) == 3
+
+
 def test_costs_are_the_modules_own() -> None:
     module = made()
     table = block_costs(make_dynamic(module, blocks=Residual), SHAPE)
@@ -292,6 +298,11 @@ class TwoOut(Chain):
         return super().forward(x), x
 
 
+class Draws(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.rand(1).item()
+
+
 class TwoIn(Tokens):
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x * mask)
@@ -314,6 +325,7 @@ class Plain(nn.Sequential):
         (Asks(), Residual, "The forward of this Asks cannot be followed: "),
         (Twice(), Residual, r"blocks\.0 is run more than once"),
         (GoesPast(), Residual, r"Something goes past blocks\.0 and is used after it"),
+        (Draws(), Residual, "This Draws gives other answers than its parts one after the other"),
         (TwoOut(), Residual, "this network takes or gives something else"),
         (nn.Sequential(nn.Linear(3, 3)), "0", "This Sequential has no convolution to start with"),
     ],

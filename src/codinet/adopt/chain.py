@@ -13,7 +13,8 @@ from torch import fx, nn
 from codinet.adopt.layout import Layout
 from codinet.adopt.tracing import Blocks, Kept, chosen, cut, first_convolution, skippable, traced
 from codinet.backbones import Block
-from codinet.model import RoutedNetwork
+from codinet.errors import UserError
+from codinet.model import RoutedNetwork, in_evaluation
 from codinet.routers import ROUTERS
 
 
@@ -77,6 +78,7 @@ class AdoptedChain(RoutedNetwork):
         self.routers.to(first.weight.device, first.weight.dtype).train(module.training)
         self.in_channels, self.image_shape = shape[0], image_shape
         self.training = module.training
+        _require_same(self, shape)
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         return self._first.maps(self._stem(images_BCHW))
@@ -100,3 +102,21 @@ def _look(network: AdoptedChain, images_BCHW: torch.Tensor) -> None:
         block.before_writes, version = x._version != version, skipped._version
         x = shape.run(x, skipped)
         block.writes = skipped._version != version
+
+
+@torch.no_grad()
+def _require_same(network: AdoptedChain, shape: tuple[int, int, int]) -> None:
+    """With every block run the answers must be the module's: what its forward draws or counts, nobody can follow."""
+    weight = first_convolution(network).weight
+    if weight.is_meta:
+        return
+    own = torch.Generator().manual_seed(0)  # the caller's numbers must not change by it
+    images_1CHW = torch.randn(1, *shape, generator=own).to(weight.device, weight.dtype)
+    with in_evaluation(network):
+        wished_1K = network.module(images_1CHW).float()
+        got_1K = network(images_1CHW, force=torch.ones(len(network.blocks))).logits_BK
+    if not torch.allclose(got_1K, wished_1K, rtol=0.01, atol=0.01 * wished_1K.abs().max().item(), equal_nan=True):
+        raise UserError(
+            f"This {type(network.module).__name__} gives other answers than its parts one after the other; "
+            "make modules of whatever else its forward does."
+        )

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from codinet.cost import CostTable
-from codinet.evaluate import Evaluation, evaluate, in_evaluation, summarise
-from codinet.model import RoutedNetwork
+from codinet.evaluate import Evaluation, evaluate, summarise
+from codinet.model import RoutedNetwork, in_evaluation
 from codinet.records import PathTable
 from codinet.relaxation import hard
 from codinet.thresholds import find_threshold
