@@ -105,11 +105,25 @@ def test_in_the_first_half_routers_are_left_alone_and_then_nudged() -> None:
     assert moved()
 
 
+def test_one_that_was_kept_goes_on_as_the_other() -> None:
+    model, images = network(), torch.randn(20, *SHAPE)
+    one, other = (Objective(model, SHAPE, budget=0.5, steps=9) for _ in range(2))
+    for _ in range(3):
+        one(*output(model), views=2)
+    one.settle(images)
+    kept = one.state_dict()
+    wished = [one(*output(model), views=2).item() for _ in range(2)]
+    other.load_state_dict(kept)
+    assert (other.taken, other.progress) == (3, 3 / 9)
+    assert [other(*output(model), views=2).item() for _ in range(2)] == wished
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ({"budget": 1.5}, "no share of the static cost"),
         ({"budget": 1e-6}, "with every block skipped the network still costs"),
+        ({"losses": LossConfig(gamma=0.1)}, "An objective has one budget"),
         ({"steps": 0}, "An objective for 0 steps leads nowhere"),
     ],
 )

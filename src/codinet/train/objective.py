@@ -42,6 +42,10 @@ class Objective:
     ) -> None:
         """`steps` is how many there will be; `losses` holds the weights and margins."""
         require_budget(model, budget)
+        if losses and (losses.budget, losses.gamma) != (None, None):
+            raise UserError(
+                "An objective has one budget, which it is given itself; leave budget and gamma out of losses."
+            )
         if steps < 1:
             raise UserError(f"An objective for {steps} steps leads nowhere; say how many there will be.")
         table, device = block_costs(model, image_shape), next(model.parameters()).device
@@ -84,8 +88,8 @@ class Objective:
         """After every epoch, and at the end: hold the cost of plain, normalised images against the budget.
 
         What they cost more than those of training is steered against, from half of the steps on the routers are shifted
-        half the way to the budget, and after the last step all of it. Returns what the images cost now, as a share of
-        the static network.
+        half the way to the budget, and after the last step all of it. Of several processes, each is given the same
+        images. Returns what they cost now, as a share of the static network.
         """
         cost = mean_cost(self.model, self.table, images_BCHW, batch=batch)
         self.controller.compare(cost, settling=self.progress >= SETTLE)
@@ -94,3 +98,13 @@ class Objective:
         threshold = threshold_for(self.model, images_BCHW, self.controller.budget, batch=batch)
         shift_to({self.model}, threshold, part=1.0 if self.progress == 1 else 0.5)
         return mean_cost(self.model, self.table, images_BCHW, batch=batch)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint needs beside network and optimiser, as copies."""
+        taken = torch.tensor(self.taken)
+        return {"taken": taken, **{name: value.clone() for name, value in self.controller.state().items()}}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.taken = int(state["taken"])
+        for name, value in self.controller.state().items():
+            value.copy_(state[name])
