@@ -12,14 +12,13 @@ import torch
 import tyro
 
 from codinet.backbones import ARCHITECTURES
-from codinet.bench import ENGINES, Setting, contestants, measure, pick_engines, settle, with_run_rate
+from codinet.bench import ENGINES, compare, settle, with_run_rate
 from codinet.bench.contest import PRECISIONS
 from codinet.bench.training import TrainSetting, measure_training, pick_modes
 from codinet.commands.bench_training import print_training
 from codinet.commands.shared import flag_value, note, print_json, require_probability
 from codinet.commands.tables import print_table
 from codinet.config import seed_rule
-from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
 from codinet.environment import describe, is_out_of_memory, pick_device
 from codinet.errors import UserError, unknown
@@ -157,28 +156,21 @@ def _training_rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
 
 
 def _rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
-    dtype = PRECISIONS[args.precision]
-    if dtype != torch.float32 and device.type == "cpu":
+    if args.precision != "float32" and device.type == "cpu":
         raise UserError(f"--precision {args.precision} is for GPUs; a CPU is measured in float32.")
     model, images_TCHW = _network(args, device)
-    images_TCHW = images_TCHW.to(dtype)
-    channels, height, width = images_TCHW.shape[1:]
-    table = block_costs(model, (channels, height, width))
     rows = []
     for batch in args.batch:
-        names = pick_engines(args.engines, batch, model, device)
-        contest = contestants(
+        rows += compare(
             model,
-            names,
-            table.image_shape,
-            threads=args.threads,
+            images_TCHW[: max(args.images // batch, 1) * batch],
+            batch=batch,
+            engines=args.engines,
             threshold=args.threshold,
             compiled=args.compiled,
-            dtype=dtype,
+            precision=args.precision,
+            rounds=args.rounds,
         )
-        number = max(args.images // batch, 1) * batch
-        setting = Setting(batch, args.threads, device, args.precision)
-        rows += measure(contest, images_TCHW[:number], table, setting, rounds=args.rounds)
     return rows
 
 
