@@ -14,6 +14,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -298,19 +299,23 @@ def _without_places(value: Any) -> Any:
 
 
 def measure(
-    model: CoDiNet,
-    dataset: Dataset,
-    device: torch.device,
-    *,
-    batch: int = 250,
-    threshold: float = 0.5,
-    split: Split | None = None,
+    model: CoDiNet, dataset: Dataset, device: torch.device, *, batch: int = 250, threshold: float = 0.5
 ) -> Evaluation:
-    """What a network that is on the device does on a data set's test images, or on another split of it."""
-    loader = Placing(dataset, device).place(split or dataset.test).batches(batch)
-    decide = partial(hard, threshold=threshold)
-    with lost_workers():
-        return evaluate(partial(model, decide=decide), loader, block_costs(model, dataset.image_shape))
+    """What a network that is on the device does on a data set's test images."""
+    return measurer(model, dataset, dataset.test, device, batch=batch)(threshold)
+
+
+def measurer(
+    model: CoDiNet, dataset: Dataset, split: Split, device: torch.device, *, batch: int
+) -> Callable[[float], Evaluation]:
+    """What a network does on a split, by the threshold: images are placed and costs counted once for all of them."""
+    placed, table = Placing(dataset, device).place(split), block_costs(model, dataset.image_shape)
+
+    def at(threshold: float) -> Evaluation:
+        with lost_workers():
+            return evaluate(partial(model, decide=partial(hard, threshold=threshold)), placed.batches(batch), table)
+
+    return at
 
 
 def build_model(network: NetworkConfig, data: DataBrief) -> CoDiNet:

@@ -26,11 +26,11 @@ def threshold_for(model: RoutedNetwork, images_BCHW: torch.Tensor, budget: float
     require_budget(model, budget)
     channels, height, width = images_BCHW.shape[1:]
     table = block_costs(model, (channels, height, width))
-    return find_threshold(lambda threshold: mean_cost(model, table, images_BCHW, threshold, batch=batch), budget)
+    return find_threshold(partial(mean_cost, model, table, images_BCHW, batch=batch), budget)
 
 
 def mean_cost(
-    model: RoutedNetwork, table: CostTable, images_BCHW: torch.Tensor, threshold: float = 0.5, *, batch: int
+    model: RoutedNetwork, table: CostTable, images_BCHW: torch.Tensor, threshold: float, *, batch: int
 ) -> float:
     """What images cost in evaluation mode with hard decisions, as a share of the static network."""
     decide = partial(hard, threshold=threshold)

@@ -78,7 +78,7 @@ def test_a_loop_of_ones_own_ends_at_its_budget(budget: float) -> None:
         cost = objective.settle(images[:500])
     assert model.training
     assert cost == pytest.approx(budget, abs=0.02)
-    rest = mean_cost(model, objective.table, images[500:], batch=250)
+    rest = mean_cost(model, objective.table, images[500:], 0.5, batch=250)
     assert rest == pytest.approx(budget, abs=0.04)
     with torch.no_grad():
         answers = model.eval()(digits.test.images_NCHW / 255 - 0.3).logits_BK.argmax(dim=1)

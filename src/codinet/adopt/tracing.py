@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from codinet.adopt.layout import Layout, layout_of
 from codinet.errors import UserError
+from codinet.model import in_evaluation
 
 Blocks = str | Sequence[str] | type[nn.Module]
 Shapes = dict[fx.Node, tuple[int, ...]]
@@ -73,17 +74,14 @@ class _Tracer(fx.Tracer):
 
 def traced(module: nn.Module, blocks: Sequence[str]) -> list[fx.Graph]:
     """The module's forward on images alone, with the blocks called as they are: in training, and in use."""
-    modes = [part.training for part in module.modules()]
     takes = inspect.signature(module.forward).parameters.values()
     usual = {each.name: each.default for each in takes if each.default is not each.empty}
     try:
-        return [_Tracer(module.train(training), blocks).trace(module, usual) for training in (True, False)]
+        with in_evaluation(module):  # which leaves every part in the mode it had
+            return [_Tracer(module.train(training), blocks).trace(module, usual) for training in (True, False)]
     except Exception as error:  # whatever somebody's forward does to tensors that are none
         why = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"The forward of this {type(module).__name__} cannot be followed: {why}.") from error
-    finally:
-        for part, training in zip(module.modules(), modes, strict=True):
-            part.training = training
 
 
 def skippable(module: nn.Module, graph: fx.Graph, blocks: Sequence[str], images_BCHW: torch.Tensor) -> dict[str, Kept]:

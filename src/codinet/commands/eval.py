@@ -17,7 +17,7 @@ from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.model import CoDiNet
 from codinet.records import PathTable
-from codinet.runs import DataBrief, RunFolder, measure
+from codinet.runs import DataBrief, RunFolder, measurer
 from codinet.thresholds import MISSED, find_threshold, require_budget
 from codinet.zoo.card import Card
 from codinet.zoo.open_run import ZooRun, open_run
@@ -73,14 +73,15 @@ def run(args: Args) -> None:
         raise UserError(f"{args.run} was trained on other data than {dataset.name} holds now; point --data-root to it.")
     asked = _thresholds_for(args, model, dataset, device)
     own = card is None and _holds_own_images(dataset, folder)
-    evaluation = measure(model, dataset, device, batch=args.batch, threshold=args.threshold)
+    measured = measurer(model, dataset, dataset.test, device, batch=args.batch)
+    evaluation = measured(args.threshold)
     _keep(evaluation.paths, args, in_run=own and args.threshold == 0.5)
     summary, title = evaluation.summary(), f"{args.run} on the {evaluation.n} test images"
     if thresholds or asked:
         found = {args.threshold: summary}
         for threshold in (*thresholds, *asked):
             if threshold not in found:
-                found[threshold] = measure(model, dataset, device, batch=args.batch, threshold=threshold).summary()
+                found[threshold] = measured(threshold).summary()
         _curve(args, title, dict(sorted(found.items())), summary, asked)
         return
     if card is not None and args.threshold == card["threshold"]:
@@ -96,11 +97,11 @@ def _thresholds_for(args: Args, model: CoDiNet, dataset: Dataset, device: torch.
     if not args.budget:
         return {}
     order = epoch_order(len(dataset.train), seed=0, epoch=0)  # of all classes, in a folder too
-    split = dataset.train.subset(order[:CALIBRATION_IMAGES])
+    measured = measurer(model, dataset, dataset.train.subset(order[:CALIBRATION_IMAGES]), device, batch=args.batch)
 
-    @cache
+    @cache  # budgets share looks, the first one at least
     def cost_at(threshold: float) -> float:
-        return measure(model, dataset, device, batch=args.batch, threshold=threshold, split=split).cost_share
+        return measured(threshold).cost_share
 
     found: dict[float, list[float]] = {}
     for budget in args.budget:
@@ -160,7 +161,7 @@ def _curve(
 
 def _print_curve(title: str, rows: list[dict[str, Any]]) -> None:
     columns = {
-        "threshold": [f"{row['threshold']:.4g}" for row in rows],
+        "threshold": [f"{row['threshold']:g}" for row in rows],
         "asked for": [", ".join(f"{budget:g}" for budget in row["budgets"]) for row in rows],
         "accuracy, %": [f"{row['accuracy']:.2f}" for row in rows],
         "share of the\nstatic cost": [f"{row['cost_share']:.4f}" for row in rows],

@@ -6,8 +6,9 @@ from typing import NamedTuple
 from codinet.published import NAMES
 from codinet.results.columns import Row, budget_of, figure
 from codinet.results.recipe import deviations, epochs_of, told
+from codinet.results.remarks import shown_accuracy
 from codinet.results.tables import backbone, sort_key
-from codinet.sweep.summary import Spread, spread_of
+from codinet.sweep.summary import spread_of
 
 TABLES = "results", "ablation", "trade-off"  # whose rows are compared
 ABOUT = """What the losses on paths bring: runs of one budget and one recipe, with them and without. The spread is the
@@ -23,11 +24,11 @@ class Pair(NamedTuple):
     @property
     def ahead(self) -> float:
         """By how many points CoDiNet is, of the figures as they are shown."""
-        return round(round(_accuracy(self.codinet).mean, 2) - round(_accuracy(self.vanilla).mean, 2), 2)
+        return round(shown_accuracy(self.codinet.runs) - shown_accuracy(self.vanilla.runs), 2)
 
     @property
     def verdict(self) -> str:
-        spreads = [_accuracy(row).spread for row in self]
+        spreads = [spread_of([run["accuracy"] for run in row.runs]).spread for row in self]
         known = [spread for spread in spreads if spread is not None]
         if len(known) < len(spreads):
             return "a single run" + (" each" if not known else " of one")
@@ -66,7 +67,3 @@ def _line(pair: Pair) -> str:
     for row in pair:
         cells += [f"{figure('accuracy', 2)(row)} ({len(row.runs)})", paths(row)]
     return f"| {' | '.join([*cells, f'{pair.ahead:+.2f}', pair.verdict])} |\n"
-
-
-def _accuracy(row: Row) -> Spread:
-    return spread_of([run["accuracy"] for run in row.runs])

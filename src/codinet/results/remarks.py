@@ -37,7 +37,7 @@ def _budget(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _against(records: Sequence[Mapping[str, Any]], paper: Published) -> list[str]:
-    gap = round(_accuracy(records) - paper.accuracy, 2)
+    gap = round(shown_accuracy(records) - paper.accuracy, 2)
     if gap < 0:
         words = [f"**falls short** of the paper by {-gap:.2f} points"]
     else:
@@ -56,12 +56,12 @@ def _against(records: Sequence[Mapping[str, Any]], paper: Published) -> list[str
 
 
 def _against_static(records: Sequence[Mapping[str, Any]], rival: Rival) -> list[str]:
-    gap = round(_accuracy(rival.runs) - _accuracy(records), 2)
+    gap = round(shown_accuracy(rival.runs) - shown_accuracy(records), 2)
     if gap <= 0:
         return []
     return [f"a static {rival.name} is **{gap:.2f} points more accurate** for {rival.share:.2f} of the MACs"]
 
 
-def _accuracy(records: Sequence[Mapping[str, Any]]) -> float:
+def shown_accuracy(records: Sequence[Mapping[str, Any]]) -> float:
     """Rounded as it is shown, so that the words agree with the figures beside them."""
     return round(spread_of([record["accuracy"] for record in records]).mean, 2)

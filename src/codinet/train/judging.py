@@ -3,7 +3,6 @@
 Of several processes each evaluates its share of the images, and all get the same figures.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -14,7 +13,7 @@ from codinet.cost import CostTable
 from codinet.evaluate import Evaluation, evaluate, summarise
 from codinet.model import RoutedNetwork, in_evaluation
 from codinet.records import PathTable
-from codinet.relaxation import hard
+from codinet.relaxation import hard, margin_limit
 from codinet.thresholds import find_threshold
 from codinet.train.distributed import World
 from codinet.train.splits import Placed
@@ -64,7 +63,7 @@ def shift_to(networks: set[RoutedNetwork], threshold: float, part: float = 1.0) 
     one that is trained, both are shifted alike: else the average would drift back to where it was."""
     for network in networks:
         assert network.routers is not None
-        network.routers.shift(-part * math.log(threshold / (1 - threshold)))
+        network.routers.shift(-part * margin_limit(threshold))
 
 
 def join(parts: list[Evaluation], table: CostTable) -> Evaluation:

@@ -4,7 +4,7 @@ For networks that `codinet train` does not build, such as those of `make_dynamic
 devices stay the caller's.
 """
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -14,7 +14,7 @@ from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.relaxation import Decide, gumbel
-from codinet.thresholds import mean_cost, require_budget, require_reach, threshold_for
+from codinet.thresholds import find_threshold, mean_cost, require_budget, require_reach
 from codinet.train.budget import SETTLE, BudgetController
 from codinet.train.judging import shift_to
 from codinet.train.stages import grip_at
@@ -91,13 +91,14 @@ class Objective:
         half the way to the budget, and after the last step all of it. Of several processes, each is given the same
         images. Returns what they cost now, as a share of the static network.
         """
-        cost = mean_cost(self.model, self.table, images_BCHW, batch=batch)
-        self.controller.compare(cost, settling=self.progress >= SETTLE)
-        if self.progress < SETTLE:
-            return cost
-        threshold = threshold_for(self.model, images_BCHW, self.controller.budget, batch=batch)
-        shift_to({self.model}, threshold, part=1.0 if self.progress == 1 else 0.5)
-        return mean_cost(self.model, self.table, images_BCHW, batch=batch)
+        cost_at = partial(mean_cost, self.model, self.table, images_BCHW, batch=batch)
+        look, settling = cache(cost_at), self.progress >= SETTLE  # the search begins where this look is taken
+        self.controller.compare(look(0.5), settling=settling)
+        if not settling:
+            return look(0.5)
+        part = 1.0 if self.progress == 1 else 0.5
+        shift_to({self.model}, find_threshold(look, self.controller.budget), part=part)
+        return cost_at(0.5)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What a checkpoint needs beside network and optimiser, as copies."""
