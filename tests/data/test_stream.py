@@ -1,29 +1,25 @@
 import contextlib
-import multiprocessing
 import os
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import torch
 
 from codinet import cli
 from codinet.config import RunConfig
-from codinet.data import Dataset, memory
+from codinet.data import Dataset, memory, threads
 from codinet.data.folder import load_folder
+from codinet.data.lazy import LazyImages
 from codinet.data.resident import Resident
-from codinet.data.stream import Stream, count_workers, lost_workers
+from codinet.data.stream import Stream, count_threads
 from codinet.errors import UserError
 from codinet.train import loop
 from codinet.train.reporting import Reporter
 
 CPU = torch.device("cpu")
-T = TypeVar("T")
 SameRun = Callable[[Path, Path], None]
 BATCHES = [torch.tensor([5, 0, 5]), torch.tensor([2, 9, 1]), torch.tensor([3, 4, 6])]
 
@@ -39,13 +35,13 @@ def lazy(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     return load_folder(pictures)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("number", [1, 2, 5])
 @pytest.mark.parametrize("kind", ["few", "lazy"])
 def test_a_step_is_given_what_a_resident_split_would_give(
-    kind: str, workers: int, request: pytest.FixtureRequest
+    kind: str, number: int, request: pytest.FixtureRequest
 ) -> None:
     data: Dataset = request.getfixturevalue(kind)
-    stream = Stream(data.train, data, CPU, workers=workers)
+    stream = Stream(data.train, data, CPU, threads=number)
     window = stream.window(3)
     where = window.images_NCHW.data_ptr(), window.labels_N.data_ptr()
     expected = data.train.subset(torch.cat(BATCHES))
@@ -69,7 +65,7 @@ def test_everything_once_in_order(few: Dataset) -> None:
 
 
 def test_random_numbers_are_untouched(few: Dataset) -> None:
-    stream = Stream(few.train, few, CPU, workers=1)
+    stream = Stream(few.train, few, CPU, threads=1)
     stream.window(3)
     before = torch.get_rng_state()
     assert len(list(stream.deliver(BATCHES))) == 3
@@ -79,40 +75,71 @@ def test_random_numbers_are_untouched(few: Dataset) -> None:
 def test_a_damaged_file_is_named(lazy: Dataset, pictures: Path) -> None:
     file = pictures / "cat" / "001.png"
     file.write_bytes(file.read_bytes()[:-30])
-    stream = Stream(lazy.train, lazy, CPU, workers=1)
+    stream = Stream(lazy.train, lazy, CPU, threads=1)
     with pytest.raises(UserError, match=r"cat.001\.png is damaged or cut short") as said:
         list(stream.batches(4))
     assert len(str(said.value).splitlines()) == 1
 
 
-def test_a_worker_that_dies_is_told_and_the_rest_end(few: Dataset) -> None:
-    stream = Stream(few.train, few, CPU, workers=2)
+def test_an_abandoned_pass_leaves_no_threads(few: Dataset) -> None:
+    stream = Stream(few.train, few, CPU, threads=2)
     stream.window(3)
-    before = set(multiprocessing.active_children())
+    before = data_threads()
     delivered = stream.deliver(BATCHES * 1000)
     next(delivered)
-    workers = set(multiprocessing.active_children()) - before
-    assert len(workers) == 2
-    os.kill(next(iter(workers)).pid or 0, signal.SIGKILL)
-    with pytest.raises(UserError, match=r"^A process that loads images has ended \(.*\), perhaps"), lost_workers():
-        list(delivered)
-    del delivered
-    assert set(multiprocessing.active_children()) == before
+    assert len(data_threads() - before) == 2
+    assert isinstance(delivered, Generator)
+    delivered.close()
+    assert data_threads() <= before
 
 
-def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="something else"), lost_workers():
-        raise RuntimeError("something else")
+def data_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("codinet-data")}
 
 
-def test_workers_are_shared_out_among_neighbours(few: Dataset, lazy: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_stalls_is_an_error(lazy: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(LazyImages, "read_into", lambda *_: released.wait(60))
+    monkeypatch.setattr(threads, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(threads, "_LEAVE_SECONDS", 0.1)
+    try:
+        with pytest.raises(UserError, match=r"Reading images made no progress for 0\.1 seconds; check the disk"):
+            list(Stream(lazy.train, lazy, CPU, threads=2).batches(4))
+    finally:
+        released.set()
+
+
+def test_fewer_threads_than_asked_for_are_enough(few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, before = threading.Thread.start, data_threads()
+
+    def start_one(thread: threading.Thread) -> None:
+        if data_threads() - before:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    batches = list(Stream(few.test, few, CPU, threads=4).batches(15))
+    assert sum(len(labels) for _, labels in batches) == 40
+
+    def start_none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start_none)
+    with pytest.raises(UserError, match="No thread can be started to read images"):
+        list(Stream(few.test, few, CPU, threads=4).batches(15))
+
+
+def test_threads_are_divided_among_processes(few: Dataset, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    lazy, tiny = load_folder(pictures, image_size=64), load_folder(pictures, image_size=32)
     monkeypatch.setattr(sys, "platform", "another")
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    assert (count_workers(lazy.train), count_workers(few.train)) == (8, 2)
+    assert (count_threads(lazy.train), count_threads(few.train)) == (8, 2)
+    assert count_threads(tiny.train) == 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert (count_workers(lazy.train), count_workers(few.train)) == (3, 2)
+    assert (count_threads(lazy.train), count_threads(few.train)) == (3, 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
-    assert (count_workers(lazy.train), count_workers(few.train)) == (1, 1)
+    assert (count_threads(lazy.train), count_threads(few.train)) == (1, 1)
 
 
 class Stopped(Exception):  # noqa: N818
@@ -166,30 +193,3 @@ def test_a_folder_larger_than_memory_trains_to_the_same_end(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "004.png is damaged or cut short" in captured.err.splitlines()[-1]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
-def test_a_killed_run_leaves_no_workers(tmp_path: Path, train_words: Callable[..., list[str]]) -> None:
-    words = train_words(tmp_path / "run", "--epochs", "500", "--loader", "stream")
-    with subprocess.Popen(
-        [sys.executable, "-m", "codinet", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as run:
-        children = _until(lambda: _children(run.pid))
-        assert children
-        run.kill()
-    assert _until(lambda: not any(Path(f"/proc/{child}/exe").exists() for child in children))
-
-
-def _children(process: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _until(found: Callable[[], T], seconds: float = 30) -> T:
-    """What it finds in the end, even if that is nothing after a long time."""
-    deadline = time.monotonic() + seconds
-    while not (answer := found()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return answer

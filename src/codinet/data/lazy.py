@@ -4,19 +4,15 @@ Stands where a tensor of images stands: it has a tensor's shape and is indexed a
 nothing of labels or folders.
 """
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
+import numpy as np
 import torch
 
 from codinet.data.images import read_image
-
-_Item = TypeVar("_Item")
-_T = TypeVar("_T")
+from codinet.data.threads import map_in_threads
 
 
 @dataclass(frozen=True)
@@ -40,24 +36,23 @@ class LazyImages:
         return len(self.paths)
 
     def __getitem__(self, index: int | slice | torch.Tensor) -> torch.Tensor:
-        """Decoded by several threads."""
+        """The images at these places, decoded by several threads."""
         if isinstance(index, int):
             return self._read(index)
         places = range(len(self))[index] if isinstance(index, slice) else index.tolist()
         images_BCHW = torch.empty((len(places), *self.shape[1:]), dtype=torch.uint8)
+        rows_BCHW = images_BCHW.numpy()
 
         def fill(row: int) -> None:
-            images_BCHW[row] = self._read(places[row])
+            self.read_into(rows_BCHW[row : row + 1], places[row : row + 1])
 
-        in_threads(fill, range(len(places)))
+        map_in_threads(fill, range(len(places)), "Reading images")
         return images_BCHW
 
-    def one_by_one(self, places: Sequence[int]) -> torch.Tensor:
-        """Decoded by this thread alone, for processes that share the work already."""
-        images_BCHW = torch.empty((len(places), *self.shape[1:]), dtype=torch.uint8)
+    def read_into(self, rows_BCHW: np.ndarray, places: Sequence[int]) -> None:
+        """Decode the images at these places into an array, in this thread."""
         for row, place in enumerate(places):
-            images_BCHW[row] = self._read(place)
-        return images_BCHW
+            rows_BCHW[row] = self._read(place).numpy()
 
     def pick(self, index_N: torch.Tensor) -> "LazyImages":
         """Some of them, not decoded."""
@@ -68,13 +63,3 @@ class LazyImages:
 
 
 Images = torch.Tensor | LazyImages
-
-
-def in_threads(function: Callable[[_Item], _T], items: Sequence[_Item]) -> list[_T]:
-    """The function of every item, in order; decoders release the interpreter's lock, so threads help."""
-    pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
-    try:
-        return list(pool.map(function, items))
-    finally:
-        # After an unreadable image nobody waits for the rest.
-        pool.shutdown(cancel_futures=True)

@@ -1,43 +1,48 @@
-"""A split that stays where it is and is brought to the device a batch at a time, by worker processes.
+"""A split that stays in memory or on disk and is brought to the device one batch at a time, by threads.
 
-Workers gather or decode bytes ahead of the training; normalising and random views stay the device's. A batch is
-copied into buffers that never move, so that a step captured in a CUDA graph finds it. Which images make a batch
-is the caller's choice. The main process's random numbers are untouched.
+Threads gather or decode bytes ahead of the training. Normalisation and random views run on the device. A batch is
+copied into buffers that never move, so that a step captured in a CUDA graph finds it. The caller chooses which images
+make a batch. No random numbers are drawn.
 """
 
-import ctypes
-import os
-import signal
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
 
 from codinet.data.dataset import Dataset, Split
 from codinet.data.lazy import LazyImages
-from codinet.data.quiet import no_warnings
 from codinet.data.resident import Resident
+from codinet.data.threads import MOST, ThreadCrew, count_cores, wait_for
 from codinet.data.views import normalise
-from codinet.errors import UserError
 
-_MOST = 8  # workers that decode
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
-_MOST_GATHERING = 2  # workers that only copy rows of a tensor
+_AHEAD = 2  # batches prepared while one is used
+_MOST_GATHERING = 2  # threads; copying rows of a tensor needs no more
+_TINY = 8192  # bytes of an image for which Python itself takes longer than the decoder: a second thread slows it down
+_LEAST_ROWS = 8  # of a batch that one thread takes
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # bytes_BCHW, labels_B
+
+
+class _Pending(NamedTuple):
+    """A batch whose rows are being filled."""
+
+    images_BCHW: torch.Tensor
+    labels_B: torch.Tensor
+    parts: list[Future[None]]
 
 
 class Stream:
     """Like `Resident`, for splits that the device cannot hold."""
 
-    def __init__(self, split: Split, dataset: Dataset, device: torch.device, *, workers: int | None = None) -> None:
+    def __init__(self, split: Split, dataset: Dataset, device: torch.device, *, threads: int | None = None) -> None:
         self.split, self.device = split, device
-        self.workers = count_workers(split) if workers is None else workers
+        self.threads = count_threads(split) if threads is None else threads
         self.mean_C = torch.tensor(dataset.mean, device=device)
         self.std_C = torch.tensor(dataset.std, device=device)
         self._window: Resident | None = None
@@ -46,7 +51,7 @@ class Stream:
         return len(self.split)
 
     def window(self, size: int) -> Resident:
-        """The fixed buffers in which `deliver` puts batches of this size."""
+        """The fixed buffers into which `deliver` puts batches of this size."""
         if self._window is None or len(self._window) != size:
             shape = (size, *self.split.images_NCHW.shape[1:])
             self._window = Resident(
@@ -58,107 +63,65 @@ class Stream:
         return self._window
 
     def deliver(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """For each batch of places in the split, once it is in the window, its places there."""
+        """Put each batch, given as places in the split, into the window, and yield its places there."""
         window = self._window
-        assert window is not None, "nobody has asked for the window"
+        assert window is not None, "call window() first"
         places_L = torch.arange(len(window), device=self.device)
-        for images_LCHW, labels_L in self._fetch(batches):
-            window.images_NCHW.copy_(images_LCHW, non_blocking=True)
-            window.labels_N.copy_(labels_L, non_blocking=True)
-            yield places_L
+        with closing(self._fetch(batches)) as fetched:
+            for images_LCHW, labels_L in fetched:
+                window.images_NCHW.copy_(images_LCHW, non_blocking=True)
+                window.labels_N.copy_(labels_L, non_blocking=True)
+                yield places_L
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """All of it once, in order, normalised."""
-        for images_BCHW, labels_B in self._fetch(torch.arange(len(self)).split(size)):
-            bytes_BCHW = images_BCHW.to(self.device, non_blocking=True)
-            yield normalise(bytes_BCHW, self.mean_C, self.std_C), labels_B.to(self.device, non_blocking=True)
+        """The whole split once, in order, normalised."""
+        with closing(self._fetch(torch.arange(len(self)).split(size))) as fetched:
+            for images_BCHW, labels_B in fetched:
+                bytes_BCHW = images_BCHW.to(self.device, non_blocking=True)
+                yield normalise(bytes_BCHW, self.mean_C, self.std_C), labels_B.to(self.device, non_blocking=True)
 
-    def _fetch(self, batches: Iterable[torch.Tensor]) -> Iterator[Batch]:
-        loader = DataLoader(
-            _Fetcher(self.split),
-            batch_sampler=(index_B.tolist() for index_B in batches),
-            collate_fn=_as_it_is,
-            num_workers=self.workers,
-            worker_init_fn=partial(_begin_worker, os.getpid()),
-            pin_memory=self.device.type == "cuda",
-            # Workers are seeded from it; left out, the seed would be drawn from the training's random numbers.
-            generator=torch.Generator(),
-            # Forked workers share the split's memory and start at once. They never touch the device.
-            multiprocessing_context="fork" if sys.platform == "linux" and self.workers else None,
-        )
-        with no_warnings():  # newer interpreters warn of forking beside threads, of which workers use none
-            iterator = iter(loader)
-        try:
-            for fetched in _connected(iterator):
-                if isinstance(fetched, str):
-                    raise UserError(fetched)
-                yield fetched
-        finally:
-            # Not left to the garbage collector, for which a kept traceback would keep the workers alive.
-            if self.workers:
-                iterator._shutdown_workers()  # type: ignore[attr-defined]
+    def _fetch(self, batches: Iterable[torch.Tensor]) -> Generator[Batch, None, None]:
+        pending: deque[_Pending] = deque()
+        with ThreadCrew(self.threads) as crew:
+            for index_B in batches:
+                pending.append(self._begin(crew, index_B))
+                if len(pending) > _AHEAD:
+                    yield self._finish(pending.popleft())
+            while pending:
+                yield self._finish(pending.popleft())
 
+    def _begin(self, crew: ThreadCrew, index_B: torch.Tensor) -> _Pending:
+        """Let the crew fill a batch; its rows are divided among the threads."""
+        pin = self.device.type == "cuda"
+        shape = (len(index_B), *self.split.images_NCHW.shape[1:])
+        images_BCHW = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+        labels_B = self.split.labels_N[index_B]
+        rows = max(_LEAST_ROWS, -(-len(index_B) // self.threads))
+        pieces = zip(_cut(images_BCHW.numpy(), rows), _cut(index_B.numpy(), rows), strict=True)
+        parts = [crew.submit(partial(self._fill, out, places)) for out, places in pieces]
+        return _Pending(images_BCHW, labels_B.pin_memory() if pin else labels_B, parts)
 
-class _Fetcher(TorchDataset[Batch | str]):
-    """What runs in a worker. What is wrong with a file comes back as a sentence: an exception would lose its form."""
+    def _fill(self, out_BCHW: np.ndarray, places_B: np.ndarray) -> None:
+        # numpy copies in this thread alone; torch would start a team of its own in every thread.
+        images = self.split.images_NCHW
+        if isinstance(images, LazyImages):
+            images.read_into(out_BCHW, places_B.tolist())
+        else:
+            # With the default mode numpy would make a copy first; places are known to be inside the split.
+            np.take(images.numpy(), places_B, axis=0, out=out_BCHW, mode="clip")
 
-    def __init__(self, split: Split) -> None:
-        self.images_NCHW, self.labels_N = split.images_NCHW, split.labels_N
-
-    def __getitems__(self, places: list[int]) -> Batch | str:
-        index_B = torch.tensor(places)
-        try:
-            if isinstance(self.images_NCHW, LazyImages):
-                return self.images_NCHW.one_by_one(places), self.labels_N[index_B]
-            return self.images_NCHW[index_B], self.labels_N[index_B]
-        except UserError as error:
-            return str(error)
+    def _finish(self, batch: _Pending) -> Batch:
+        wait_for(batch.parts, "Reading images")
+        return batch.images_BCHW, batch.labels_B
 
 
-def _connected(iterator: Iterator[Batch | str]) -> Iterator[Batch | str]:
-    """What workers send. What a worker sent just before its end may be beyond reach."""
-    try:
-        yield from iterator
-    except (OSError, EOFError) as error:
-        raise _lost(str(error) or type(error).__name__) from error
+def _cut(array: np.ndarray, rows: int) -> list[np.ndarray]:
+    return [array[start : start + rows] for start in range(0, len(array), rows)]
 
 
-def _begin_worker(main: int, _worker: int) -> None:
-    # Ctrl-C reaches every process of a terminal; the main one hears it and ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # A main process that is killed cannot end them. They would notice by themselves unless they wait for each
-        # other just then, so the kernel is asked to end them.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != main:
-            os._exit(1)  # it was gone before the kernel was asked
-
-
-def _as_it_is(fetched: Any) -> Any:
-    return fetched
-
-
-def count_workers(split: Split) -> int:
-    """As many as help, of the cores that this process may use and shares with its neighbours on the machine."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's
-    most = _MOST if isinstance(split.images_NCHW, LazyImages) else _MOST_GATHERING
-    return max(1, min(most, cores // neighbours))
-
-
-@contextmanager
-def lost_workers() -> Iterator[None]:
-    """A worker's sudden end as a `UserError`. A signal tells of it, wherever the main process is just then."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise _lost(str(error).splitlines()[0]) from error
-
-
-def _lost(reason: str) -> UserError:
-    return UserError(
-        f"A process that loads images has ended ({reason.rstrip('. ')}), perhaps for lack of memory or of space in "
-        "/dev/shm; free some and go on with --resume."
-    )
+def count_threads(split: Split) -> int:
+    """As many threads as help, of the cores that this process may use."""
+    images = split.images_NCHW
+    if not isinstance(images, LazyImages):
+        return min(_MOST_GATHERING, count_cores())
+    return 1 if images.shape[1:].numel() <= _TINY else min(MOST, count_cores())
