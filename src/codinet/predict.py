@@ -13,6 +13,7 @@ from codinet.data import read_image
 from codinet.data.images import is_image_file
 from codinet.data.views import normalise
 from codinet.evaluate import exact_inference
+from codinet.files import unreadable
 from codinet.relaxation import hard, run_probability
 from codinet.runs import RunFolder
 
@@ -61,11 +62,14 @@ class Predictor:
 
 
 def image_files(paths: Iterable[Path]) -> list[Path]:
-    """The paths, with the images of a folder in the place of the folder: by name, those of its subfolders left out.
+    """The paths, with every folder replaced by its images, sorted by name; subfolders are not searched.
 
-    A folder without images stays, to be refused as one.
+    A folder without images stays in the list, and is refused when it is read.
     """
     found: list[Path] = []
     for path in paths:
-        found += (sorted(filter(is_image_file, path.iterdir())) or [path]) if path.is_dir() else [path]
+        try:
+            found += (sorted(filter(is_image_file, path.iterdir())) or [path]) if path.is_dir() else [path]
+        except OSError as error:
+            raise unreadable(path, error) from error
     return found

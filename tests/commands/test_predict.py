@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from codinet import files
 from codinet.cli import main
 from codinet.data import Dataset
 
@@ -49,7 +50,7 @@ def bad(tmp_path: Path, good: list[Path]) -> dict[str, Path]:
 
 
 def test_good_files_are_answered(finished_run: Path, good: list[Path], capsys: Said) -> None:
-    assert main(["predict", str(finished_run), *map(str, good), "--json"]) == 0
+    assert main(["predict", str(finished_run), *map(str, good), "--json", "--device", "cpu"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
     result = json.loads(said.out)
@@ -65,7 +66,7 @@ def test_bad_files_are_refused_by_name_while_the_good_are_answered(
     finished_run: Path, good: list[Path], bad: dict[str, Path], capsys: Said
 ) -> None:
     words = [str(file) for file in (good[0], *bad.values(), good[1])]
-    assert main(["predict", str(finished_run), *words, "--json"]) == 2
+    assert main(["predict", str(finished_run), *words, "--json", "--device", "cpu"]) == 2
     said = capsys.readouterr()
     result = json.loads(said.out)
     assert [answer["file"] for answer in result["predictions"]] == [str(file) for file in good]
@@ -81,7 +82,7 @@ def test_people_get_a_table(
     finished_run: Path, good: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     monkeypatch.chdir(good[0].parent)
-    assert main(["predict", str(finished_run), *(file.name for file in good)]) == 0
+    assert main(["predict", str(finished_run), *(file.name for file in good), "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "one.png" in said
     assert "two [copy].bmp" in said
@@ -93,7 +94,7 @@ def test_names_of_files_are_whole_where_no_person_reads_them(
 ) -> None:
     file = tmp_path / ("a long name " * 15 + ".png")
     good[0].rename(file)
-    assert main(["predict", str(finished_run), str(file)]) == 0
+    assert main(["predict", str(finished_run), str(file), "--device", "cpu"]) == 0
     assert str(file) in capsys.readouterr().out
 
 
@@ -104,7 +105,7 @@ def test_of_a_folder_all_images_are_answered_in_the_order_of_their_names(
     (tmp_path / ".hidden.png").write_bytes(good[0].read_bytes())
     folder, single = tmp_path, tmp_path / "below.png" / "ONE.PNG"
     single.write_bytes(good[0].read_bytes())
-    assert main(["predict", str(finished_run), str(single.parent), str(folder), "--json"]) == 2
+    assert main(["predict", str(finished_run), str(single.parent), str(folder), "--json", "--device", "cpu"]) == 2
     said = capsys.readouterr()
     result = json.loads(said.out)
     assert [answer["file"] for answer in result["predictions"]] == [str(file) for file in (single, *good)]
@@ -117,32 +118,55 @@ def test_a_folder_without_images_is_refused_by_name(
     finished_run: Path, tmp_path: Path, good: list[Path], capsys: Said
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert main(["predict", str(finished_run), str(good[0]), str(tmp_path / "empty")]) == 2
+    assert main(["predict", str(finished_run), str(good[0]), str(tmp_path / "empty"), "--device", "cpu"]) == 2
     said = capsys.readouterr()
     assert "one.png" in said.out
-    assert f"1 of 2 files refused: {tmp_path / 'empty'} holds no image" in said.err
+    assert f"1 of 2 files refused: {tmp_path / 'empty'} contains no images" in said.err
 
 
 @pytest.mark.parametrize(("threshold", "blocks"), [("0", 9), ("1", 0)])
 def test_the_threshold_decides_how_much_runs(
     finished_run: Path, good: list[Path], threshold: str, blocks: int, capsys: Said
 ) -> None:
-    assert main(["predict", str(finished_run), str(good[0]), "--threshold", threshold, "--json"]) == 0
+    assert (
+        main(["predict", str(finished_run), str(good[0]), "--threshold", threshold, "--json", "--device", "cpu"]) == 0
+    )
     result = json.loads(capsys.readouterr().out)
     assert result["threshold"] == float(threshold)
     assert [answer["blocks_run"] for answer in result["predictions"]] == [blocks]
 
 
-def test_a_threshold_that_is_no_probability_is_refused(finished_run: Path, good: list[Path], capsys: Said) -> None:
-    assert main(["predict", str(finished_run), str(good[0]), "--threshold", "1.5"]) == 2
-    assert "--threshold 1.5 is no probability" in capsys.readouterr().err
+def test_a_threshold_must_be_a_probability(finished_run: Path, good: list[Path], capsys: Said) -> None:
+    assert main(["predict", str(finished_run), str(good[0]), "--threshold", "1.5", "--device", "cpu"]) == 2
+    assert "--threshold must be a number from 0 to 1, got 1.5" in capsys.readouterr().err
 
 
 def test_when_all_are_refused_nothing_is_printed(finished_run: Path, bad: dict[str, Path], capsys: Said) -> None:
-    assert main(["predict", str(finished_run), *map(str, bad.values())]) == 2
+    assert main(["predict", str(finished_run), *map(str, bad.values()), "--device", "cpu"]) == 2
     assert capsys.readouterr().out == ""
 
 
 def test_no_file_is_no_question(finished_run: Path, capsys: Said) -> None:
-    assert main(["predict", str(finished_run)]) == 2
-    assert "name one image file or more" in capsys.readouterr().err
+    assert main(["predict", str(finished_run), "--device", "cpu"]) == 2
+    assert "give one image file or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [["--json"], []])
+def test_an_answer_that_is_not_a_number_is_refused(
+    own_run: Path, good: list[Path], more: list[str], capsys: Said
+) -> None:
+    file = own_run / "model.safetensors"
+    tensors, about = files.load_tensors(file)
+    tensors["fc.weight"].fill_(3e38)  # finite, but the logits are not
+    files.save_tensors(file, tensors, about)
+    assert main(["predict", str(own_run), str(good[0]), *more, "--device", "cpu"]) == 2
+    said = capsys.readouterr()
+    assert f"The network computes NaN or infinity for {good[0]}" in said.err
+    if more:
+        content = files.parse_json(said.out)  # strict
+        assert content["predictions"] == []
+        assert len(content["refused"]) == 1
+    assert main(["eval", str(own_run), *more, "--device", "cpu"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "The network computes NaN or infinity on images of few" in said.err

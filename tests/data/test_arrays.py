@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codinet.data import memory
+from codinet.data import arrays, memory
 from codinet.data.arrays import load_arrays
 from codinet.data.dataset import check
 from codinet.errors import UserError
@@ -60,7 +60,7 @@ def test_floats_are_bytes_over_255(tmp_path_factory: pytest.TempPathFactory, kin
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
+    ("content", "words"),
     [
         ({"x": IMAGES}, "holds x; it needs"),
         ({}, "holds nothing; it needs"),
@@ -76,7 +76,7 @@ def test_floats_are_bytes_over_255(tmp_path_factory: pytest.TempPathFactory, kin
         ({"x": IMAGES, "y": LABELS.astype(float)}, "integers from 0"),
         (
             {"x": IMAGES, "y": np.array(["cat", "dog"] * 5)},
-            "labels are integers from 0, whose names 'classes' may hold",
+            "labels are integers from 0, and 'classes' may name them",
         ),
         ({"x": IMAGES, "y": LABELS - 1}, "runs from -1"),
         ({"x": IMAGES, "y": LABELS + 1}, "start at 1"),
@@ -85,11 +85,20 @@ def test_floats_are_bytes_over_255(tmp_path_factory: pytest.TempPathFactory, kin
         ({"x": IMAGES, "y": np.full(10, 2**63, np.uint64)}, "runs from"),
         ({"x": IMAGES, "y": LABELS, "classes": np.array([1, 2])}, "list of text"),
         ({"x": IMAGES, "y": LABELS, "classes": np.array(["only"])}, "1 class"),
-        ({"x": IMAGES, "y": LABELS, "classes": np.array(["cat", "dog", "cat"])}, "has 'cat' more than once"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.array(["cat", "dog", "cat"])}, "has the class 'cat' more than once"),
         ({"x": IMAGES, "y": np.array([{}] * 10, dtype=object)}, "Python objects in 'y'.*; save numbers instead"),
         ({"x": IMAGES, "y": LABELS, "classes": np.array([{}] * 2, dtype=object)}, "'classes'.*; save text instead"),
-        ({"x_train": IMAGES, "y_train": LABELS, "x": IMAGES, "y": LABELS}, "x_train and y_train beside x and y"),
-        ({"images": IMAGES, "labels": LABELS, "x": IMAGES, "y": LABELS}, "x and y beside images and labels"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.array(["cat", "d\ud800g"])}, r"called 'd\\ud800g'; rename it"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.array(["cat", "d\ng"])}, r"called 'd\\ng'; rename it"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.array(["cat", ""])}, "called ''; rename it"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.array([b"cat", b"d\xffg"])}, "a name that is not Unicode"),
+        ({"x": IMAGES, "y": LABELS, "classes": np.full(4, 2**30, np.uint32).view("U2")}, "a name that is not Unicode"),
+        ({"x": IMAGES[:1], "y": LABELS[:1]}, "one image per class, and none is left for testing"),
+        ({"x": IMAGES[:2], "y": LABELS[:2]}, "one image per class, and none is left for testing"),
+        ({"x": np.uint8(1), "y": LABELS}, "shape"),
+        ({"x": IMAGES, "y": np.uint8(1)}, "one integer per image"),
+        ({"x_train": IMAGES, "y_train": LABELS, "x": IMAGES, "y": LABELS}, r"both \(x_train, y_train\) and \(x, y\)"),
+        ({"images": IMAGES, "labels": LABELS, "x": IMAGES, "y": LABELS}, r"both \(x, y\) and \(images, labels\)"),
         ({"x_train": IMAGES, "y_train": LABELS}, "holds x_train, y_train; it needs"),
         (
             {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES, "y_test": LABELS + 1},
@@ -97,8 +106,8 @@ def test_floats_are_bytes_over_255(tmp_path_factory: pytest.TempPathFactory, kin
         ),
     ],
 )
-def test_wrong_arrays_are_explained(save: Callable[..., Any], arrays: dict[str, Any], words: str) -> None:
-    path = save(**arrays)
+def test_wrong_arrays_are_explained(save: Callable[..., Any], content: dict[str, Any], words: str) -> None:
+    path = save(**content)
     with pytest.raises(UserError, match=words):
         check(load_arrays(path))
 
@@ -114,7 +123,7 @@ def test_other_arrays_in_the_file_are_left_alone(save: Callable[..., Any]) -> No
     load_arrays(save(x=IMAGES, y=LABELS, notes=np.array([{}], dtype=object)))
 
 
-def test_the_users_own_split_is_meant_where_the_whole_lies_beside_it(save: Callable[..., Any]) -> None:
+def test_the_users_own_split_wins_over_a_pair(save: Callable[..., Any]) -> None:
     path = save(x_train=IMAGES[:6], y_train=LABELS[:6], x_test=IMAGES[6:], y_test=LABELS[6:], x=IMAGES, y=LABELS)
     assert (len(load_arrays(path).train), len(load_arrays(path).test)) == (6, 4)
 
@@ -123,7 +132,7 @@ def test_the_users_own_split_is_meant_where_the_whole_lies_beside_it(save: Calla
     ("number", "words"),
     [(errno.EACCES, "Permission denied.; check its permissions"), (errno.EIO, "Input/output error.; check the disk")],
 )
-def test_a_file_that_the_system_does_not_give_is_not_called_damaged(
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(
     save: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     path = save(x=IMAGES, y=LABELS)
@@ -136,7 +145,35 @@ def test_a_file_that_the_system_does_not_give_is_not_called_damaged(
         load_arrays(path)
 
 
-def test_files_that_are_no_npz(tmp_path: Path, save: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("name", ["x", "y.npy", "classes"])
+def test_a_member_that_is_not_an_array_is_named(save: Callable[..., Any], name: str) -> None:
+    key = name.removesuffix(".npy")
+    valid = {"x": IMAGES, "y": LABELS, "classes": np.array(["cat", "dog"])}
+    del valid[key]
+    path = save(**valid)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, b"just text")
+    with pytest.raises(UserError, match=f"has '{key}', but it is not an array"):
+        load_arrays(path)
+
+
+def test_floats_are_converted_in_blocks(save: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(x=IMAGES.astype(np.float64) / 255, y=LABELS)
+    whole = load_arrays(path)
+    monkeypatch.setattr(arrays, "_BLOCK", 300)  # two images
+    blocks = load_arrays(path)
+    assert torch.equal(blocks.train.images_NCHW, whole.train.images_NCHW)
+    assert torch.equal(whole.train.images_NCHW, load_arrays(save(x=IMAGES, y=LABELS)).train.images_NCHW)
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(UserError, match=r"pipe\.npz"):
+        load_arrays(tmp_path / "pipe.npz")
+
+
+def test_files_that_are_not_npz(tmp_path: Path, save: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="there is no file"):
         load_arrays(tmp_path / "none.npz")
     path = save(x=IMAGES, y=LABELS)

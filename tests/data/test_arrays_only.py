@@ -78,7 +78,7 @@ def test_anything_else_is_refused_and_never_run(
     assert not (tmp_path / "pwned").exists()
 
 
-def test_attributes_cannot_be_written_onto_the_stand_ins(write: Callable[..., Any]) -> None:
+def test_attributes_of_functions_cannot_be_set(write: Callable[..., Any]) -> None:
     # BUILD on the function itself, as a file may ask for.
     poison = b"\x80\x02cnumpy\ndtype\n}U\x04oddsK\x01sb."
     assert "BUILD" in {op.name for op, _, _ in pickletools.genops(poison)}
@@ -88,10 +88,67 @@ def test_attributes_cannot_be_written_onto_the_stand_ins(write: Callable[..., An
     assert read_arrays_only(good).tolist() == [0, 0]
 
 
-def test_a_small_file_cannot_ask_for_gigabytes(write: Callable[..., Any]) -> None:
-    for content in (b"\x80\x02K\x01r\x00\x00\x00\x70.", b"I1\np1879048192\n.", b"\x80\x05\x96" + b"\x09" * 8 + b"x."):
-        with pytest.raises(UserError, match="batch"):
-            read_arrays_only(write(content))
+def test_a_far_place_in_the_memo_takes_no_memory(write: Callable[..., Any]) -> None:
+    for content in (b"\x80\x02K\x01r\x00\x00\x00\x70.", b"I1\np1879048192\n."):
+        assert read_arrays_only(write(content)) == 1
+
+
+PAIRS = b"(]q\x00" + b"".join(b"]q%c(h%ch%ce" % (level, level - 1, level - 1) for level in range(1, 60)) + b"t."
+TUPLES = b")" + b"".join(b"q%ch%c\x86" % (level, level) for level in range(60))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"}" + TUPLES + b"K\x00s.",  # a key whose hash takes 2^60 steps
+        TUPLES + b"U\x01x\x93.",  # the name of a function, likewise
+        b"c_codecs\nencode\nU\x01x" + TUPLES + b"\x86R.",  # an encoding, likewise
+        b"\x80\x05\x96" + b"\x09" * 8 + b"x.",  # a bytearray of 10^18 bytes
+        b"\x8a\xff" + b"\x7f" * 255 + b".",  # a long integer
+        b"\x8b" + (10**6).to_bytes(4, "little") + b"\x7f" * 10**6 + b".",
+        b"K\x01" + b"2" * 100 + b".",  # DUP, which no writer uses
+        b"]" * 3_000_000 + b".",
+    ],
+)
+def test_a_small_file_takes_little_time_and_memory(write: Callable[..., Any], content: bytes) -> None:
+    with pytest.raises(UserError, match="batch is damaged or holds more"):
+        read_arrays_only(write(content))
+
+
+@pytest.mark.timeout(30)
+def test_a_value_used_many_times_is_stored_once(write: Callable[..., Any]) -> None:
+    # 60 lists, each of which holds the one before it twice: expanded, 2^60 lists.
+    inner = read_arrays_only(write(PAIRS))[-1]
+    for _ in range(59):
+        assert inner[0] is inner[1]
+        inner = inner[0]
+
+
+@pytest.mark.timeout(30)
+def test_text_cannot_become_many_arrays(write: Callable[..., Any]) -> None:
+    # A megabyte of text, and then a thousand arrays that each copy it.
+    text = b"X" + (2**20).to_bytes(4, "little") + b"x" * 2**20 + b"q\x00U\x06latin1q\x01c_codecs\nencode\nq\x02"
+    with pytest.raises(UserError, match="more bytes than it has"):
+        read_arrays_only(write(b"(" + text + b"h\x02h\x00h\x01\x86R" * 1000 + b"t."))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("sides", [20_000, 3])
+def test_huge_integers_as_a_shape_take_no_time(write: Callable[..., Any], sides: int) -> None:
+    side = b"\x8a\x40" + b"\x7f" * 63 + b"\x3f"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n)R(K\x01(" + side * sides + b"tcnumpy\ndtype\nU\x02u1\x85R\x89U\x00tb."
+    )
+    with pytest.raises(UserError, match="an array of an impossible shape"):
+        read_arrays_only(write(array))
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "batch")
+    with pytest.raises(UserError, match=r"batch cannot be read \(Not a regular file"):
+        read_arrays_only(tmp_path / "batch")
 
 
 def test_an_array_must_have_the_bytes_its_shape_needs(write: Callable[..., Any]) -> None:
@@ -106,7 +163,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_arrays_only(tmp_path / "batch")
 
 
-def test_a_file_that_the_system_does_not_give_is_not_called_damaged(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be read \(Is a directory\); check the path"):
         read_arrays_only(tmp_path)
 

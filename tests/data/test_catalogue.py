@@ -76,7 +76,16 @@ def test_a_bad_archive_leaves_nothing_behind(tmp_path: Path, publish: Callable[.
     assert [path.name for path in tmp_path.iterdir()] == ["toy.tar.gz"]
 
 
-@pytest.mark.parametrize("content", [b"no archive", packed({"../../escaped": b"x", **FILES})])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no archive",
+        packed({"../../escaped": b"x", **FILES}),
+        packed(FILES)[:100],
+        packed(FILES)[:40] + b"\xff" * 40 + packed(FILES)[80:],
+    ],
+    ids=["text", "outside", "cut", "damaged"],
+)
 def test_a_hostile_or_broken_archive_is_refused(tmp_path: Path, publish: Callable[..., Any], content: bytes) -> None:
     publish(content)
     with pytest.raises(UserError, match="cannot be unpacked"):
@@ -140,6 +149,19 @@ def test_the_facts_are_well_formed() -> None:
             assert one.size > 10**7
         for layout in known.layouts:
             assert all(file.lines or len(file.md5 or "") == 32 for file in layout.files)
+
+
+def test_odd_names_and_roots_are_refused(tmp_path: Path) -> None:
+    wrong: Any
+    for wrong in (None, 7, ["cifar10"]):
+        for asked in (verify, download):
+            with pytest.raises(UserError, match="no data set is called"):
+                asked(wrong, tmp_path)
+    for asked in (verify, download):
+        with pytest.raises(UserError, match=r"is a pathlib\.Path, not 'data'"):
+            asked("cifar10", "data")  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
+            asked("cifar10", Path("x" * 5000))
 
 
 def test_an_unknown_name_is_answered_with_the_names() -> None:

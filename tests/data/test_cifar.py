@@ -92,7 +92,7 @@ def test_labels_out_of_range(
     (cifar10_binary(tmp_path / "a") / "test_batch.bin").write_bytes(b"\x0a" + b"\0" * 3072)
     with pytest.raises(UserError, match=r"test_batch\.bin has labels from 10 to 10, expected 0 to 9"):
         load_cifar10(tmp_path / "a")
-    for label in (-1, 10, 2**80):
+    for label in (-1, 10, 2**80, -(2**500)):
         folder = tmp_path / "b" / "cifar-10-batches-py"
         if not folder.exists():
             cifar10_python(tmp_path / "b")
@@ -112,6 +112,7 @@ def test_labels_out_of_range(
         {"data": np.zeros((1, 3072), np.int32), "labels": [0]},
         {"data": np.zeros((2, 3072), np.uint8), "labels": [0]},
         {"data": np.zeros((1, 3072), np.uint8), "labels": ["0"]},
+        {"data": np.zeros((1, 3072), np.uint8), "labels": [True]},
         {"data": np.zeros((0, 3072), np.uint8), "labels": []},
     ],
 )
@@ -134,4 +135,20 @@ def test_a_truncated_python_batch_is_named(tmp_path: Path, cifar10_python: Calla
 def test_wrong_class_names(tmp_path: Path, cifar10_binary: Callable[..., Any], content: bytes) -> None:
     (cifar10_binary(tmp_path) / "batches.meta.txt").write_bytes(content)
     with pytest.raises(UserError, match=r"batches\.meta\.txt .*class names"):
+        load_cifar10(tmp_path)
+
+
+@pytest.mark.parametrize("names", [[1] * 10, [("a", "b")] * 10, [None] * 10, ["a"] * 10, ["a\n", *"bcdefghij"], {}, 5])
+def test_python_class_names_must_be_different_texts(
+    tmp_path: Path, cifar10_python: Callable[..., Any], names: Any
+) -> None:
+    (cifar10_python(tmp_path) / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, 2))
+    with pytest.raises(UserError, match="class"):
+        check(load_cifar10(tmp_path))
+
+
+def test_a_file_larger_than_the_memory_is_refused_unread(tmp_path: Path, cifar10_binary: Callable[..., Any]) -> None:
+    with (cifar10_binary(tmp_path) / "data_batch_1.bin").open("wb") as file:
+        file.truncate(3073 * 2**30)  # a hole: takes no space on the disk
+    with pytest.raises(UserError, match=r"data_batch_1\.bin would take 3073\.0 GiB of memory"):
         load_cifar10(tmp_path)

@@ -2,7 +2,10 @@ import hashlib
 import os
 import shutil
 import socket
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +144,64 @@ def test_a_silent_server_times_out(get: Fetch, monkeypatch: pytest.MonkeyPatch) 
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/set.bin"
         with pytest.raises(UserError, match="no connection: timed out"):
             get(url=url)
+
+
+def test_a_server_that_sends_too_slowly_is_given_up(get: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "_TIMEOUT", 0.2)
+
+    def drip(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1024000\r\n\r\n")
+            for byte in CONTENT:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=drip, args=(server,), daemon=True).start()
+        with pytest.raises(UserError, match=r"only \d+ bytes in 0\.2 seconds"):
+            get(url=f"http://127.0.0.1:{server.getsockname()[1]}/set.bin")
+    assert CONTENT.startswith(get.part.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: file:///etc/hostname\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1:9/x\r\n\r\n",
+        b"nonsense",
+        b"",
+    ],
+)
+def test_nonsense_from_a_server_is_a_sentence(get: Fetch, answer: bytes) -> None:
+    def once(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=once, args=(server,), daemon=True).start()
+        with pytest.raises(UserError, match="could not be downloaded"):
+            get(url=f"http://127.0.0.1:{server.getsockname()[1]}/set.bin")
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:x/", "http://\n", "http://\u2603:9/", "http://"])
+def test_addresses_that_are_not(get: Fetch, url: str) -> None:
+    with pytest.raises(UserError, match=r"not a web address|could not be downloaded"):
+        get(url=url)
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_in_place_of_the_part_is_refused_at_once(get: Fetch) -> None:
+    get.part.parent.mkdir()
+    os.mkfifo(get.part)
+    with pytest.raises(UserError, match="cannot be written"):
+        get()
 
 
 def test_not_enough_disk_is_said_before_the_download(get: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,6 @@
+import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,13 +79,83 @@ def test_a_size_can_be_chosen(image_folder: Callable[..., Any]) -> None:
     data = load_folder(folder, image_size=16)
     assert data.image_shape == (3, 16, 16)
     assert data.pad == 2
-    with pytest.raises(UserError, match="image size of 0"):
-        load_folder(folder, image_size=0)
-    with pytest.raises(UserError, match=r"an image size of 8001 is more than .* choose one of at most 8000"):
-        load_folder(folder, image_size=8001)
+    wrong: Any
+    for wrong in (0, -1, 8001, 16.0, True, "16"):
+        with pytest.raises(UserError, match=rf"the image size must be a whole number from 1 to 8000, got {wrong!r}"):
+            load_folder(folder, image_size=wrong)
 
 
-def test_other_files_are_passed_over(image_folder: Callable[..., Any]) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+@pytest.mark.parametrize("name", [b"d\xffg", b"d\ng", b" "])
+def test_class_folders_need_names_that_can_be_written(image_folder: Callable[..., Any], name: bytes) -> None:
+    folder = image_folder()
+    os.rename(folder / "dog", os.fsencode(folder) + b"/" + name)
+    shown = re.escape(repr(os.fsdecode(name)))
+    with pytest.raises(UserError, match=rf"pictures has a class called {shown}; rename it"):
+        load_folder(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_image_files_may_have_any_name(image_folder: Callable[..., Any]) -> None:
+    folder = image_folder()
+    before = load_folder(folder)
+    os.rename(folder / "cat" / "001.png", os.fsencode(folder / "cat") + b"/001\xff\n.png")
+    assert DataBrief.of(load_folder(folder)) == DataBrief.of(before)
+
+
+@pytest.mark.timeout(30)
+def test_what_has_the_name_of_an_image_must_be_one(image_folder: Callable[..., Any]) -> None:
+    folder = image_folder()
+    (folder / "cat" / "gone.png").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"gone\.png cannot be opened \(No such file"):
+        load_folder(folder)
+    (folder / "cat" / "gone.png").unlink()
+    os.mkfifo(folder / "cat" / "pipe.png")
+    with pytest.raises(UserError, match=r"pipe\.png cannot be opened \(Not a regular file"):
+        load_folder(folder)
+    (folder / "cat" / "pipe.png").unlink()
+    (folder / "cat" / "folder.png").mkdir()
+    load_folder(folder)
+
+
+def test_large_images_need_room_to_be_decoded(
+    image_folder: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = image_folder()
+    Image.new("1", (6000, 5000)).save(folder / "cat" / "large.png")
+    monkeypatch.setattr(LazyImages, "__getitem__", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**28)
+    with pytest.raises(UserError, match=r"Decoding images of 5000×6000 in \d threads would take .* scale the largest"):
+        load_folder(folder, image_size=16)
+
+
+def test_folders_of_great_depth_and_circles_are_searched(image_folder: Callable[..., Any]) -> None:
+    folder = image_folder()
+    deep = folder / "cat" / "deep"
+    deep.mkdir()
+    (deep / "circle").symlink_to(folder)
+    (folder / "cat" / "loop").symlink_to("loop")
+    top = deep / "d"
+    top.mkdir()
+    try:
+        for _ in range(1500):  # each new folder becomes the parent of those before it
+            (deep / "e").mkdir()
+            top.rename(deep / "e" / "d")
+            (deep / "e").rename(top)
+        assert nested(folder) == []
+        (deep / "e").mkdir()
+        top.rename(deep / "e" / "d")
+        (deep / "e" / "x.png").touch()
+        assert nested(folder) == [deep]
+        (deep / "e" / "d").rename(top)
+    finally:  # what pytest uses to clean up is recursive
+        while (top / "d").exists():
+            (top / "d").rename(deep / "f")
+            top.rmdir()
+            (deep / "f").rename(top)
+
+
+def test_other_files_are_skipped(image_folder: Callable[..., Any]) -> None:
     folder = image_folder()
     (folder / "readme.txt").write_text("hello")
     (folder / "cat" / "notes.txt").write_text("hello")
@@ -95,7 +168,7 @@ def test_other_files_are_passed_over(image_folder: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("parts", [("",), ("train", "val")])
-def test_images_in_folders_inside_a_class_are_not_read_and_are_told_of(
+def test_images_in_folders_inside_a_class_are_not_read_and_are_listed(
     image_folder: Callable[..., Any], tmp_path: Path, parts: tuple[str, ...]
 ) -> None:
     for part in parts:
@@ -160,11 +233,11 @@ def test_too_much_for_the_memory_is_decoded_when_used(
     assert DataBrief.of(lazy).sha256 != DataBrief.of(load_folder(folder, image_size=16)).sha256
 
 
-def test_images_of_which_no_sample_has_room_are_refused_before_one_is_decoded(
+def test_images_are_refused_undecoded_if_not_even_a_sample_fits(
     image_folder: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = image_folder()
     monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
     monkeypatch.setattr(LazyImages, "__getitem__", lambda *_: pytest.fail("decoded"))
-    with pytest.raises(UserError, match=r"images of 8000×8000, 2 at once, would take 1\.8 GiB .* smaller --image-size"):
+    with pytest.raises(UserError, match=r"images of 8000×8000, 2 at once, would take 2\.3 GiB .* smaller --image-size"):
         load_folder(folder, image_size=8000)

@@ -1,10 +1,13 @@
 import io
+import os
 import struct
+import threading
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from codinet.data.images import Header, read_header, read_image
+from codinet.data.quiet import Quiet
 from codinet.errors import UserError
+from codinet.predict import image_files
 
 SAVED_AS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
@@ -180,7 +185,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"<svg/>", b"%PDF-1.4", b"MZ" * 99])
-def test_what_is_no_image(content: bytes) -> None:
+def test_what_is_not_an_image(content: bytes) -> None:
     with pytest.raises(UserError, match="the upload is"):
         read_image(content, channels=3, size=None)
 
@@ -200,20 +205,94 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("side", [8_001, 10_000, 60_000])
-def test_bombs_are_refused_from_the_header(side: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [(8_001, 8_001), (10_000, 10_000), (60_000, 60_000), (1, 25_000_000), (25_000_000, 1), (1, 65_536)],
+)
+def test_bombs_are_refused_from_the_header(width: int, height: int) -> None:
     for read in (
-        lambda: read_image(bomb(side, side), channels=3, size=(32, 32)),
-        lambda: read_header(bomb(side, side)),
+        lambda: read_image(bomb(width, height), channels=3, size=(32, 32)),
+        lambda: read_header(bomb(width, height)),
     ):
         with pytest.raises(UserError, match="the upload is too large"):
             read()
+
+
+def tiff(*tags: tuple[int, int, int, bytes], data: bytes = b"") -> bytes:
+    """A TIFF file of an 8×8 grey image with more tags: (tag, type, count, value). The data come last."""
+    usual = [(256, 8), (257, 8), (258, 8), (262, 1), (277, 1)]
+    entries = sorted([*tags, *((tag, 4, 1, struct.pack("<I", value)) for tag, value in usual)])
+    end = 8 + 2 + 12 * len(entries) + 4
+    table, rest = b"", b""
+    for tag, kind, count, value in entries:
+        table += struct.pack("<HHI", tag, kind, count)
+        table += value if len(value) == 4 else struct.pack("<I", end + len(rest))
+        rest += value if len(value) != 4 else b""
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + table + b"\0\0\0\0" + rest + data
+
+
+def word(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def test_tiff_files_written_here_can_be_read() -> None:
+    strip = [(273, 4, 1, word(8)), (278, 4, 1, word(8)), (279, 4, 1, word(64))]
+    assert read_image(tiff(*strip, data=b"\0" * 64), channels=1, size=None).shape == (1, 8, 8)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        # A small image in a tile of 10,000 million pixels, which the decoder would unpack.
+        (tiff((259, 3, 1, word(8)), *((tag, 4, 1, word(100_000)) for tag in (322, 323, 324, 325))), "its tiles have"),
+        # Two million strips: a gigabyte of objects.
+        (tiff((273, 4, 2**21, word(8) * 2**21), (278, 4, 1, word(1)), (279, 4, 1, word(8))), "its tag 273 has more"),
+        # Comments that are removed one by one, each time with a copy of the rest.
+        (b"P1 9 9\n" + b"#\n" * 500_000, "more than 10,000 comments"),
+        # Metadata in a hundred thousand parts, which are joined one by one.
+        (b"\xff\xd8" + b"\xff\xe1\0\x09Exif\0\0x" * 100_000, "its header has more than 10,000 parts"),
+        (bomb(8, 8)[:33] + (b"\0\0\0\0abCd" + struct.pack(">I", zlib.crc32(b"abCd"))) * 100_000, "its header has more"),
+    ],
+    ids=["tile", "strips", "comments", "exif", "chunks"],
+)
+def test_a_small_file_takes_little_time_and_memory(content: bytes, words: str) -> None:
+    with pytest.raises(UserError, match=f"the upload is damaged or cut short .{words}"):
+        read_image(content, channels=3, size=(32, 32))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(["P1", "P2", "P3", "P5", "P6"]), st.integers(1, 65535), st.integers(0, 2**32), st.booleans())
+def test_text_and_unusual_depths_give_what_pillow_gives(kind: str, highest: int, seed: int, spaced: bool) -> None:
+    rng = np.random.default_rng(seed)
+    width, height = (int(side) for side in rng.integers(1, 6, 2))
+    count = width * height * (3 if kind in ("P3", "P6") else 1)
+    values = rng.integers(0, 2 if kind == "P1" else highest + 1, count)
+    head = f"{kind}\n# a comment\n{width} {height}\n" + (f"{highest}\n" if kind != "P1" else "")
+    if kind in ("P5", "P6"):
+        body = values.astype(">u2" if highest > 255 else "u1").tobytes()
+    else:
+        body = ("\n# 7\n " if spaced else " ").join(map(str, values)).encode()
+    content = head.encode() + body
+    with Image.open(io.BytesIO(content)) as image:
+        wanted = np.array(image, np.int64)
+        mode = image.mode
+    if mode == "1":
+        wanted *= 255
+    if mode == "I":
+        wanted = (wanted * 255 + 32767) // 65535
+    read = read_image(content, channels=3 if count > width * height else 1, size=None)
+    assert read.squeeze(0).numpy().tolist() == (wanted.transpose(2, 0, 1) if wanted.ndim == 3 else wanted).tolist()
 
 
 def test_the_limit_can_be_chosen() -> None:
     assert read_image(encoded(noise()), channels=3, size=None, max_pixels=1200).shape == (3, 30, 40)
     with pytest.raises(UserError, match="40×30 pixels, where at most 1,199"):
         read_image(encoded(noise()), channels=3, size=None, max_pixels=1199)
+    wrong: Any
+    for wrong in (0, -1, 1e9, None):
+        with pytest.raises(UserError, match="max_pixels must be a whole number of 1 or more"):
+            read_image(encoded(noise()), channels=3, size=None, max_pixels=wrong)
 
 
 def test_missing_files_folders_and_channels(tmp_path: Path) -> None:
@@ -221,8 +300,54 @@ def test_missing_files_folders_and_channels(tmp_path: Path) -> None:
         read_image(tmp_path / "none", channels=3, size=None)
     with pytest.raises(UserError, match="cannot be opened"):
         read_image(tmp_path, channels=3, size=None)
-    with pytest.raises(UserError, match="not 4"):
-        read_image(encoded(noise()), channels=4, size=None)
+    wrong: Any
+    for wrong in (4, True, 3.0, None):
+        with pytest.raises(UserError, match=f"1 or 3 channels, not {wrong}"):
+            read_image(encoded(noise()), channels=wrong, size=None)
+    for wrong in ((8,), (8, 8, 8), [8, 8], 8):
+        with pytest.raises(UserError, match=r"the size of an image must be \(height, width\), got"):
+            read_image(encoded(noise()), channels=3, size=wrong)
+    for wrong in (0, -1, 8.0, 70_000, None):
+        with pytest.raises(
+            UserError, match=f"the width of an image must be a whole number from 1 to 65535, got {wrong}"
+        ):
+            read_image(encoded(noise()), channels=3, size=(8, wrong))
+    with pytest.raises(UserError, match=r"must be at most 64,000,000 pixels, got \(8001, 8000\)"):
+        read_image(encoded(noise()), channels=3, size=(8001, 8000))
+    for wrong in ("picture.png", None, 7):
+        with pytest.raises(UserError, match=r"an image is a pathlib\.Path or the bytes of a file, not"):
+            read_image(wrong, channels=3, size=None)
+
+
+def test_paths_for_predictions(tmp_path: Path) -> None:
+    for name in ("b.png", "a.JPG", "notes.txt", ".hidden.png"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    images = [tmp_path / name for name in ("a.JPG", "b.png", "pipe.png")]
+    assert image_files([tmp_path, tmp_path / "empty", tmp_path / "none"]) == [
+        *images,
+        tmp_path / "empty",
+        tmp_path / "none",
+    ]
+    with pytest.raises(UserError, match=r"cannot be read \(File name too long\); check the path"):
+        image_files([Path("x" * 5000)])
+
+
+@pytest.mark.timeout(30)
+def test_pipes_devices_and_huge_files_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    for name in ("pipe.png", "zero.png"):
+        with pytest.raises(UserError, match=rf"{name} cannot be opened \(Not a regular file"):
+            read_image(tmp_path / name, channels=3, size=None)
+        with pytest.raises(UserError, match=name):
+            read_header(tmp_path / name)
+    with (tmp_path / "huge.webp").open("wb") as file:
+        file.write(b"RIFF\xff\xff\xff\xffWEBPVP8L")
+        file.truncate(2**40)
+    with pytest.raises(UserError, match=r"huge\.webp is too large: image files have at most 1,073,741,824 bytes"):
+        read_image(tmp_path / "huge.webp", channels=3, size=None)
 
 
 @settings(deadline=None, max_examples=60)
@@ -235,9 +360,67 @@ def test_damage_never_escapes_as_anything_else(kind: str, data: st.DataObject) -
         read_image(bytes(content), channels=3, size=(8, 8))
 
 
-def test_threads_leave_the_warning_filters_as_they_were() -> None:
-    before = list(warnings.filters)
-    content = [encoded(noise(width, 20), "JPEG") for width in range(10, 40)]
+def damaged_tiff() -> bytes:
+    """A compressed file whose decoder prints an error, and whose tags make Pillow warn."""
+    content = bytearray(encoded(noise(), "TIFF", compression="tiff_adobe_deflate"))
+    content[200:260] = b"\xff" * 60
+    return bytes(content)
+
+
+def test_damaged_files_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def read(_: int) -> None:
+        with pytest.raises(UserError, match="the upload is damaged"):
+            read_image(damaged_tiff(), channels=3, size=(8, 8))
+
+    with suppress(Exception), Image.open(io.BytesIO(damaged_tiff())) as image:
+        image.load()
+    assert "ZIPDecode" in capfd.readouterr().err  # what the decoder prints
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda one: read_image(one, channels=3, size=(8, 8)), content * 4))
-    assert list(warnings.filters) == before
+        list(pool.map(read, range(60)))
+    assert capfd.readouterr().err == ""
+    with suppress(Exception), Image.open(io.BytesIO(damaged_tiff())) as image:
+        image.load()
+    assert "ZIPDecode" in capfd.readouterr().err  # and prints again to others
+
+
+def test_only_threads_that_read_images_ignore_warnings() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with Quiet():
+            warnings.warn("of an image", stacklevel=1)
+            inside.set()
+            done.wait(30)
+            warnings.warn("of an image", stacklevel=1)
+
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(read)
+        assert inside.wait(30)
+        with pytest.warns(UserWarning, match="of the training"):
+            warnings.warn("of the training", stacklevel=1)
+        done.set()
+        result.result(30)
+
+
+def test_overlapping_threads_do_not_silence_warnings_for_good() -> None:
+    """`catch_warnings` in another thread may end after the reading of an image that began before it."""
+    inside, caught, left = threading.Event(), threading.Event(), threading.Event()
+
+    def read() -> None:
+        with Quiet():
+            inside.set()
+            caught.wait(30)
+        left.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(read)
+        assert inside.wait(30)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            caught.set()
+            assert left.wait(30)
+        result.result(30)
+    with pytest.raises(UserWarning, match="still an error"):
+        warnings.warn("still an error", stacklevel=1)
+    with Quiet(), Quiet():
+        warnings.warn("ignored", stacklevel=1)

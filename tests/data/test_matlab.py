@@ -1,3 +1,4 @@
+import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -47,7 +48,20 @@ def test_values_stored_narrower_than_their_class(tmp_path: Path, mat: Mat) -> No
     assert y.tolist() == [[1.0, 10.0]]
 
 
-def test_other_kinds_of_variables_are_passed_over(tmp_path: Path, mat: Mat) -> None:
+@pytest.mark.parametrize(
+    ("value", "stored", "kind"), [(np.nan, "f8", 9), (200, "u1", 8), (-1, "i1", 9), (1.5, "f4", 12)]
+)
+def test_values_that_do_not_fit_their_class_are_damage(
+    tmp_path: Path, mat: Mat, value: float, stored: str, kind: int
+) -> None:
+    variable, file = mat
+    path = tmp_path / "some.mat"
+    path.write_bytes(file(variable("y", np.array([[value]]), stored=stored, array_class=kind)))
+    with pytest.raises(UserError, match="values that do not fit the type of their array"):
+        read_arrays(path)
+
+
+def test_other_kinds_of_variables_are_skipped(tmp_path: Path, mat: Mat) -> None:
     variable, file = mat
     path = tmp_path / "some.mat"
     text = variable("t", np.array([[65]], np.uint16), array_class=4)
@@ -87,14 +101,53 @@ def test_every_truncation_is_named(tmp_path: Path, mat: Mat, compressed: bool) -
             read_arrays(path)
 
 
-def test_a_small_file_cannot_fill_the_memory(tmp_path: Path, mat: Mat, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, file = mat
-    packed = zlib.compress(struct.pack("<II", 14, 2**31) + b"\0" * 100)
+def bomb(size: int) -> bytes:
+    """A compressed array that states that size."""
+    packed = zlib.compress(struct.pack("<II", 14, size) + b"\0" * 100)
+    return struct.pack("<II", 15, len(packed)) + packed
+
+
+def test_what_does_not_fit_in_memory_is_refused_before_it_is_unpacked(
+    tmp_path: Path, mat: Mat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "bomb.mat"
-    path.write_bytes(file(struct.pack("<II", 15, len(packed)) + packed))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
-    with pytest.raises(UserError, match=r"bomb\.mat would take 2\.0 GiB"):
+    path.write_bytes(mat[1](bomb(2**25)))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**20)
+    with pytest.raises(UserError, match=r"bomb\.mat would take 0\.0 GiB"):
         read_arrays(path)
+
+
+def test_a_small_file_cannot_fill_the_memory(tmp_path: Path, mat: Mat) -> None:
+    variable, file = mat
+    path = tmp_path / "bomb.mat"
+    zeros = np.zeros((2**23, 1))  # eight megabytes as stored, 64 megabytes as doubles
+    for content in (
+        file(bomb(2**31)),
+        file(bomb(2**26 + 1)),
+        file(variable("X", zeros, stored="u1")),
+        file(*(variable(f"X{place}", zeros[: 2**20], stored="u1") for place in range(20))),
+    ):
+        assert len(content) < 200_000
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"bomb\.mat is damaged.*unpacks to .* bytes, expected at most 67,108,864"):
+            read_arrays(path)
+
+
+@pytest.mark.timeout(30)
+def test_very_many_dimensions_take_no_time(tmp_path: Path, mat: Mat) -> None:
+    sides = struct.pack("<II", 5, 4 * 10**6) + b"\xff\xff\xff\x7f" * 10**6
+    body = struct.pack("<IIII", 6, 8, 9, 0) + sides + struct.pack("<IIII", 1 | 1 << 16, 0, 2, 0)
+    path = tmp_path / "wide.mat"
+    path.write_bytes(mat[1](struct.pack("<II", 14, len(body)) + body))
+    with pytest.raises(UserError, match="an array of 1,000,000 dimensions"):
+        read_arrays(path)
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.mat")
+    with pytest.raises(UserError, match=r"pipe\.mat cannot be read \(Not a regular file"):
+        read_arrays(tmp_path / "pipe.mat")
 
 
 @settings(deadline=None, max_examples=80)

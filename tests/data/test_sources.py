@@ -1,5 +1,6 @@
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,57 @@ def test_unknown_names_and_paths_are_explained(tmp_path: Path) -> None:
         load(str(tmp_path / "none.npz"), tmp_path)
     with pytest.raises(UserError, match="cannot be read"):
         load("x" * 5000, tmp_path)
+
+
+def test_odd_arguments_are_refused(tmp_path: Path) -> None:
+    wrong: Any
+    for asked in (load, locate):
+        for wrong in (None, 7, Path("digits"), b"digits"):
+            with pytest.raises(UserError, match="a data set is a name or a path, given as text, not"):
+                asked(wrong, tmp_path)
+        with pytest.raises(UserError, match=r"the folder of known data sets is a pathlib\.Path, not 'data'"):
+            asked("digits", "data")  # type: ignore[arg-type]
+        for name in ("a\udcff", "a\nb", "a\0b", " "):
+            with pytest.raises(UserError, match=r"the path '.*' is not printable Unicode; rename the data set"):
+                asked(name, tmp_path)
+    for wrong in (0, -1, 1.5, True, "8", 10**30):
+        with pytest.raises(
+            UserError, match=r"the image size must be a whole number of 1 or more|only image folders can be resized"
+        ):
+            load("digits", tmp_path, image_size=wrong)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_folder_inside_one_that_is_not_unicode_is_refused(
+    tmp_path: Path, image_folder: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = os.fsencode(tmp_path) + b"/\xff"
+    image_folder()
+    os.mkdir(odd)
+    os.rename(tmp_path / "pictures", odd + b"/pictures")
+    monkeypatch.chdir(os.fsdecode(odd))
+    with pytest.raises(UserError, match="is not printable Unicode; rename the data set or its folder"):
+        locate("pictures", tmp_path)
+
+
+@pytest.mark.timeout(30)
+def test_named_pipes_are_refused_at_once(
+    tmp_path: Path, cifar10_binary: Callable[..., Any], cifar10_python: Callable[..., Any]
+) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(UserError, match=r"pipe\.npz cannot be read \(Not a regular file\)"):
+        load(str(tmp_path / "pipe.npz"), tmp_path)
+    for write, name in ((cifar10_binary, "data_batch_2.bin"), (cifar10_python, "data_batch_2")):
+        file = write(tmp_path / name) / name
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(UserError, match=f"{name} is missing"):
+            load("cifar10", tmp_path / name)
+    (tmp_path / "svhn").mkdir()
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        os.mkfifo(tmp_path / "svhn" / name)
+    with pytest.raises(UserError, match="SVHN was not found"):
+        load("svhn", tmp_path)
 
 
 def test_what_has_no_name_is_not_the_current_folder(

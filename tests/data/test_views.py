@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codinet.data.views import blank_square, crop_flip, normalise, random_views
+from codinet.errors import UserError
 
 
 def offsets(*values: int) -> torch.Tensor:
@@ -117,6 +118,74 @@ def test_crops_are_channels_last_in_memory() -> None:
     for blank in (0, 2):
         views = random_views(images, 2, pad=1, flip=True, blank=blank)
         assert views.is_contiguous(memory_format=torch.channels_last)
+
+
+IMAGES = torch.zeros(2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("images", "change", "words"),
+    [
+        (IMAGES, {"views": 0}, "views must be a whole number from 1 to 10000, got 0"),
+        (IMAGES, {"views": 1.5}, r"views must be a whole number from 1 to 10000, got 1\.5"),
+        (IMAGES, {"views": True}, "views must be a whole number from 1 to 10000, got True"),
+        (IMAGES, {"views": 10**9}, "views must be a whole number from 1 to 10000, got 1000000000"),
+        (IMAGES, {"pad": -1}, "pad must be a whole number from 0 to 20, got -1"),
+        (IMAGES, {"pad": 21}, "pad must be a whole number from 0 to 20, got 21"),
+        (IMAGES, {"blank": -2}, "blank must be a whole number from 0 to 65535, got -2"),
+        (IMAGES, {"flip": "no"}, "flip must be True or False, got 'no'"),
+        (IMAGES.byte(), {}, r"images must be normalised floats of shape \(B, C, H, W\), got torch.uint8"),
+        (IMAGES[0], {}, r"got torch.float32 of shape \(3, 4, 5\)"),
+        (IMAGES[:, :, :0], {}, r"of shape \(2, 3, 0, 5\)"),
+        ([1, 2], {}, r"images must be a tensor, got \[1, 2\]"),
+    ],
+)
+def test_wrong_arguments_of_random_views(images: Any, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        random_views(images, **{"views": 2, "pad": 1, "flip": True, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dy_B": offsets(0, 3)}, r"offsets must be from 0 to 2 \(twice the pad\), got 0 to 3"),
+        ({"dx_B": offsets(-1, 0)}, "got -1 to 2"),
+        ({"dx_B": offsets(0)}, r"dx_B must have shape \(2,\), one value for each of the images, got \(1,\)"),
+        ({"dy_B": offsets(0, 0).float()}, r"got torch.float32, torch.int64, torch.bool"),
+        ({"flip_B": offsets(0, 0)}, r"flip_B torch.bool, got torch.int64, torch.int64, torch.int64"),
+        ({"flip_B": None}, "flip_B must be a tensor, got None"),
+        ({"pad": -1}, "pad must be a whole number"),
+    ],
+)
+def test_wrong_arguments_of_crop_flip(change: dict[str, Any], words: str) -> None:
+    good: dict[str, Any] = {"dy_B": offsets(0, 2), "dx_B": offsets(1, 1), "flip_B": offsets(0, 1).bool(), "pad": 1}
+    crop_flip(IMAGES, **good)
+    with pytest.raises(UserError, match=words):
+        crop_flip(IMAGES, **good | change)
+
+
+@pytest.mark.parametrize(
+    ("images", "mean", "std", "words"),
+    [
+        (IMAGES, torch.zeros(1), torch.ones(3), r"the mean must have shape \(3,\), one value for each of the channels"),
+        (IMAGES[:, :1], torch.zeros(3), torch.ones(3), r"the mean must have shape \(1,\)"),
+        (IMAGES, torch.zeros(3), torch.ones(3, 1), r"the std must have shape \(3,\)"),
+        (IMAGES, torch.zeros(3, device="meta"), torch.ones(3), "the mean is on meta and the images on cpu"),
+        (IMAGES, (0, 0, 0), torch.ones(3), "the mean must be a tensor"),
+        (IMAGES.long(), torch.zeros(3), torch.ones(3), "images must be bytes or floats"),
+    ],
+)
+def test_wrong_arguments_of_normalise(images: Any, mean: Any, std: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        normalise(images, mean, std)
+
+
+def test_the_checks_compile_to_nothing() -> None:
+    torch.manual_seed(0)
+    wanted = random_views(IMAGES + 1, 2, pad=1, flip=True, blank=1)
+    compiled = torch.compile(random_views, backend="eager", fullgraph=True)
+    torch.manual_seed(0)
+    assert torch.equal(compiled(IMAGES + 1, 2, pad=1, flip=True, blank=1), wanted)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

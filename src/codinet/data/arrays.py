@@ -1,30 +1,33 @@
 """A data set from the user's own `.npz` of images and labels.
 
-Keys: `x_train, y_train, x_test, y_test`, or one pair (`x, y` or `images, labels`) of which a fixed,
-stratified fifth becomes the test part; `classes` may name the classes. Images are bytes, or floats in 0..1,
-as NHW, NHWC or NCHW. Nothing in the file is ever executed.
+Keys: `x_train, y_train, x_test, y_test`, or one pair (`x, y` or `images, labels`), of which a fixed, stratified fifth
+becomes the test part. `classes` may name the classes. Images are bytes, or floats in 0..1, as NHW, NHWC or NCHW.
+Nothing in the file is ever executed.
 """
 
 import errno
+import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from codinet.data.channel_stats import channel_stats
-from codinet.data.dataset import Dataset, Split
+from codinet.data.dataset import Dataset, Split, require_names
 from codinet.data.holdout import hold_out
 from codinet.data.memory import require_room
-from codinet.errors import UserError
-from codinet.files import unreadable
+from codinet.errors import UserError, first_line
+from codinet.files import open_regular, unreadable
 
 _PAIRS = (("x", "y"), ("images", "labels"))
 _FOUR = ("x_train", "y_train", "x_test", "y_test")
+_BLOCK = 2**22  # values that are converted at once, so that a copy as floats takes little memory
 
 
 def load_arrays(path: Path) -> Dataset:
-    """The data set in an `.npz` file, augmented like an image folder's: crops by an eighth, and mirrors."""
+    """The data set in an `.npz` file, augmented like an image folder: crops by an eighth, and mirrors."""
     arrays = _read(path)
     if all(key in arrays for key in _FOUR):
         train = _split(arrays, "x_train", "y_train", path)
@@ -32,8 +35,8 @@ def load_arrays(path: Path) -> Dataset:
     else:
         pairs = [pair for pair in (_FOUR[:2], *_PAIRS) if all(key in arrays for key in pair)]
         if len(pairs) > 1:
-            one, other = (" and ".join(pair) for pair in pairs[:2])
-            raise UserError(f"{path} holds {one} beside {other}, and which are meant is not clear; keep one pair.")
+            one, other = (", ".join(pair) for pair in pairs[:2])
+            raise UserError(f"{path} holds both ({one}) and ({other}); keep one pair of images and labels.")
         if not pairs or pairs[0] not in _PAIRS:
             found = ", ".join(arrays) or "nothing"
             raise UserError(
@@ -41,6 +44,11 @@ def load_arrays(path: Path) -> Dataset:
             )
         everything = _split(arrays, *pairs[0], path)
         train_indices, test_indices = hold_out(everything.labels_N, max(1, round(len(everything) / 5)))
+        if not len(test_indices):
+            raise UserError(
+                f"{path} has one image per class, and none is left for testing; add images, or a split of your own "
+                "(x_train, y_train, x_test and y_test)."
+            )
         train, test = everything.subset(train_indices), everything.subset(test_indices)
     mean, std = channel_stats(train.images_NCHW)
     return Dataset(
@@ -58,41 +66,56 @@ def load_arrays(path: Path) -> Dataset:
 def _read(path: Path) -> dict[str, np.ndarray]:
     wanted = {*_FOUR, *(key for pair in _PAIRS for key in pair), "classes"}
     try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-        require_room(unpacked, what=str(path), way_out="use fewer or smaller images")
-        with np.load(path, allow_pickle=False) as file:
-            return {key: _member(file, key, path) for key in file.files if key in wanted}
-    except UserError:
-        raise
+        file = open_regular(path)
     except FileNotFoundError as error:
         raise UserError(f"there is no file {path}; check the path.") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    try:
+        with file:
+            with zipfile.ZipFile(file) as archive:
+                members = [member for member in archive.infolist() if member.filename.removesuffix(".npy") in wanted]
+            # Twice: for the arrays, and for their bytes in the order that training uses.
+            needed = 2 * sum(member.file_size for member in members)
+            require_room(needed, what=str(path), way_out="use fewer or smaller images")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {key: _member(arrays, key, path) for key in arrays.files if key in wanted}
+    except UserError:
+        raise
+    except MemoryError as error:
+        raise UserError(f"{path} needs more memory than there is; use fewer or smaller images.") from error
     except Exception as error:
-        # A damaged file can name a place that no file has, of which the system complains, too.
+        # The offsets in a damaged file can be invalid, and then reading fails with an OSError of that number.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise unreadable(path, error) from error
-        # zip, zlib and numpy each have their own words for a damaged file.
-        raise UserError(f"{path} is damaged or not an .npz file ({error}); write it again.") from error
+        # zip, zlib and numpy each have their own errors for a damaged file.
+        raise UserError(f"{path} is damaged or not an .npz file ({first_line(error)}); write it again.") from error
 
 
 def _member(file: "np.lib.npyio.NpzFile", key: str, path: Path) -> np.ndarray:
     try:
-        return file[key]
+        array: Any = file[key]
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
         kind = "text" if key == "classes" else "numbers"
         raise UserError(f"{path} has Python objects in {key!r}, which are not loaded; save {kind} instead.") from error
+    if not isinstance(array, np.ndarray):
+        raise UserError(f"{path} has {key!r}, but it is not an array; write the file with numpy.savez.")
+    return array
 
 
 def _split(arrays: dict[str, np.ndarray], images_key: str, labels_key: str, path: Path) -> Split:
-    images_NCHW = _images(arrays[images_key], images_key, path)
-    labels_N = _labels(arrays[labels_key], labels_key, path)
-    if len(images_NCHW) != len(labels_N):
+    # Taken out, so that images that are copied do not stay in memory twice.
+    images, labels = arrays.pop(images_key), arrays.pop(labels_key)
+    if images.ndim and labels.ndim and len(images) != len(labels):
         raise UserError(
-            f"{path} has {len(images_NCHW)} images in {images_key!r} but {len(labels_N)} labels in "
+            f"{path} has {len(images)} images in {images_key!r} but {len(labels)} labels in "
             f"{labels_key!r}; each image needs one label."
         )
+    images_NCHW = _images(images, images_key, path)
+    labels_N = _labels(labels, labels_key, path)
     if len(labels_N) == 0:
         raise UserError(f"{path} has no images in {images_key!r}; add some.")
     return Split(torch.from_numpy(images_NCHW), torch.from_numpy(labels_N))
@@ -122,7 +145,12 @@ def _images(array: np.ndarray, key: str, path: Path) -> np.ndarray:
     # Written so that a NaN fails it too.
     if array.size and not (array.min() >= 0 and array.max() <= 1):
         raise UserError(f"{where} has floats from {array.min()} to {array.max()}; scale them to 0 to 1 or save uint8.")
-    return np.ascontiguousarray((images_NCHW.astype(np.float32) * 255 + 0.5).astype(np.uint8))
+    bytes_NCHW = np.empty(images_NCHW.shape, np.uint8)
+    step = max(1, _BLOCK // max(1, images_NCHW[:1].size))
+    for start in range(0, len(images_NCHW), step):
+        block = images_NCHW[start : start + step]
+        bytes_NCHW[start : start + step] = (block.astype(np.float32) * 255 + 0.5).astype(np.uint8)
+    return bytes_NCHW
 
 
 def _labels(array: np.ndarray, key: str, path: Path) -> np.ndarray:
@@ -132,7 +160,7 @@ def _labels(array: np.ndarray, key: str, path: Path) -> np.ndarray:
     if array.ndim != 1:
         raise UserError(f"{where} has shape {array.shape}; labels are one integer per image.")
     if array.dtype.kind not in "iu":
-        raise UserError(f"{where} has type {array.dtype}; labels are integers from 0, whose names 'classes' may hold.")
+        raise UserError(f"{where} has type {array.dtype}; labels are integers from 0, and 'classes' may name them.")
     if array.size and (array.min() < 0 or array.max() >= 2**31):
         raise UserError(f"{where} runs from {array.min()} to {array.max()}; labels are integers from 0.")
     return array.astype(np.int64)
@@ -148,15 +176,26 @@ def _class_names(names: np.ndarray | None, train: Split, test: Split, path: Path
     if names is not None:
         if names.ndim != 1 or names.dtype.kind not in "US":
             raise UserError(f"'classes' in {path} must be a list of text, one name per class.")
-        given = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names]
-        twice = next((name for name in given if given.count(name) > 1), None)
-        if twice is not None:
-            raise UserError(f"'classes' in {path} has {twice!r} more than once; give every class a name of its own.")
-        return tuple(given)
+        if not _is_unicode(names):
+            raise UserError(f"'classes' in {path} has a name that is not Unicode; save the names as text.")
+        given = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+        require_names(given, f"'classes' in {path}")
+        return given
     low = int(train.labels_N.min())
     number = 1 + max(int(train.labels_N.max()), int(test.labels_N.max()))
     if low > 0:
-        raise UserError(f"the training labels in {path} start at {low}; count classes from 0 or add 'classes'.")
+        raise UserError(f"the training labels in {path} start at {low}; number the classes from 0 or add 'classes'.")
     if number > len(train) + len(test):
-        raise UserError(f"{path} has a label {number - 1} but fewer images than that; count classes from 0.")
+        raise UserError(f"{path} has a label {number - 1} but fewer images than that; number the classes from 0.")
     return tuple(str(label) for label in range(number))
+
+
+def _is_unicode(names: np.ndarray) -> bool:
+    """Whether every name can be text: numpy does not check, and makes strings that break Python."""
+    if names.dtype.kind == "U":
+        code_points = np.frombuffer(names.tobytes(), np.dtype(np.uint32).newbyteorder(names.dtype.byteorder))
+        return bool(code_points.max(initial=0) <= sys.maxunicode)
+    try:
+        return all(bytes(name).decode() is not None for name in names)
+    except UnicodeDecodeError:
+        return False

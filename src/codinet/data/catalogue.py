@@ -1,25 +1,30 @@
-"""Getting and checking the data sets codinet knows by name.
+"""Downloads and verifies the data sets that codinet knows by name.
 
-The facts are `official`'s, the transfer is `download`'s; reading the files into tensors is the sources'.
+The facts are in `official`, `download` does the transfer, and the sources read the files into tensors.
 """
 
 import os
 import shutil
 import tarfile
 import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
+from codinet.checks import shown
 from codinet.data import digits
 from codinet.data.download import Progress, checksum, fetch
 from codinet.data.known import Archive, Known, KnownFile
 from codinet.data.official import KNOWN, lookup
-from codinet.errors import UserError
+from codinet.errors import UserError, first_line
+from codinet.files import unreadable
 
 
 class Verdict(NamedTuple):
-    """Whether one file is the official one, and what was found."""
+    """Whether a file is the official one, and why not."""
 
     file: str
     ok: bool
@@ -32,27 +37,29 @@ def list_known() -> list[Known]:
 
 
 def verify(name: str, root: Path) -> list[Verdict]:
-    """A verdict on each official file under `root`: by checksum, or by its lines where none is published."""
+    """A verdict on each official file under `root`: by its checksum, or its lines if no checksum is published."""
     known = lookup(name)
     if not known.layouts:
         return [_verify_embedded()]
-    located = known.locate(root)
-    if located is None:
-        return [Verdict(file.name, False, f"missing under {root}; {known.way_out}") for file in known.layouts[0].files]
-    folder, layout = located
-    return [_verify_file(folder / file.name, file) for file in layout.files]
+    with _readable(root):
+        located = known.locate(root)
+        if located is None:
+            missing = f"missing under {root}; {known.way_out}"
+            return [Verdict(file.name, False, missing) for file in known.layouts[0].files]
+        folder, layout = located
+        return [_verify_file(folder / file.name, file) for file in layout.files]
 
 
 def download(name: str, root: Path, progress: Progress = lambda done, total: None) -> Path:
-    """Get the data set into a folder under `root`, whole and verified, and return that folder.
+    """Download the data set into a folder under `root`, verify it, and return that folder.
 
-    Does nothing if it is there already. A folder of that name with other contents is moved aside, not
-    deleted.
+    Does nothing if it exists already. A folder of that name with other contents is renamed, not deleted.
     """
     known = lookup(name)
     if not known.archives:
         return Path(str(resources.files(digits.__package__)))
-    located = known.locate(root)
+    with _readable(root):
+        located = known.locate(root)
     if located is not None and all(verdict.ok for verdict in verify(name, root)):
         return located[0]
     folder = root / known.layouts[0].folder
@@ -63,6 +70,16 @@ def download(name: str, root: Path, progress: Progress = lambda done, total: Non
         if packed:
             _unpack(target, folder, known)
     return folder
+
+
+@contextmanager
+def _readable(root: Path) -> Iterator[None]:
+    if not isinstance(root, Path):
+        raise UserError(f"the folder of known data sets is a pathlib.Path, not {shown(root)}.")
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(error.filename or root, error) from error
 
 
 def _fetch(archive: Archive, target: Path, progress: Progress) -> None:
@@ -77,7 +94,7 @@ def _fetch(archive: Archive, target: Path, progress: Progress) -> None:
 
 
 def _unpack(archive: Path, folder: Path, known: Known) -> None:
-    """Unpack beside `folder`, verify, and only then give it its name."""
+    """Unpack next to `folder`, verify, and only then rename to `folder`."""
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
             with tarfile.open(archive) as tar:
@@ -89,18 +106,22 @@ def _unpack(archive: Path, folder: Path, known: Known) -> None:
                     raise UserError(
                         f"{archive} holds a bad {file.name} ({verdict.detail}); delete it and {known.way_out}."
                     )
-            _move_aside(folder)
+            _rename_existing(folder)
             os.replace(unpacked, folder)
         archive.unlink()
-    except tarfile.TarError as error:
-        raise UserError(f"{archive} cannot be unpacked ({error}); delete it and {known.way_out}.") from error
+    except (tarfile.TarError, KeyError, ValueError, EOFError, zlib.error) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{archive} cannot be unpacked ({first_line(error)}); delete it and {known.way_out}."
+        ) from error
     except OSError as error:
         raise UserError(
             f"{archive} cannot be unpacked ({error.strerror or error}); free some space or choose another folder."
         ) from error
 
 
-def _move_aside(folder: Path) -> None:
+def _rename_existing(folder: Path) -> None:
     if not folder.exists():
         return
     number = 1

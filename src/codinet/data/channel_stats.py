@@ -1,17 +1,17 @@
-"""The mean and spread of each colour channel, for data whose constants nobody has published.
+"""The mean and standard deviation of each colour channel, for data without published constants.
 
-Counts bytes instead of adding floats, so the result does not depend on batch order or precision.
+Counts bytes instead of adding floats, so the result does not depend on order or precision.
 """
 
 import torch
 
 from codinet.data.lazy import Images
 
-_ENOUGH = 2**26  # values per channel; beyond this the constants no longer move in any digit that matters
+_ENOUGH = 2**26  # values per channel; more would not change any digit that matters
 
 
 def channel_stats(images_NCHW: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) per channel in bytes, from every k-th image when there are very many."""
+    """(mean, std) per channel in bytes; of very many images, every k-th is used."""
     number, channels, height, width = images_NCHW.shape
     step = -(-number * height * width // _ENOUGH) or 1
     sample_NCHW = images_NCHW[::step]
@@ -23,6 +23,6 @@ def channel_stats(images_NCHW: Images) -> tuple[tuple[float, ...], tuple[float, 
         mean = (share_256 * values_256).sum()
         std = (share_256 * (values_256 - mean) ** 2).sum().sqrt()
         means.append(float(mean))
-        # A channel of one colour has no spread; normalising must not divide by zero.
+        # A channel of one colour has a standard deviation of zero, and normalising divides by it.
         stds.append(max(float(std), 1.0))
     return tuple(means), tuple(stds)

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 from either official layout, binary or python, found under a root folder.
 
-Any whole number of rows is accepted, so small excerpts load; whether the files are the official ones is
-`catalogue.verify`'s question. Knows nothing of downloads or of augmentation.
+Any whole number of rows is accepted, so small excerpts load; `catalogue.verify` checks whether files are the official
+ones. Knows nothing of downloads or of augmentation.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ import torch
 from codinet.data.arrays_only import read_arrays_only
 from codinet.data.dataset import Dataset, Split
 from codinet.data.known import Known, KnownFile
+from codinet.data.memory import read_file
 from codinet.data.official import KNOWN
 from codinet.errors import UserError
 
@@ -77,7 +78,8 @@ def _load(known: Known, variant: _Variant, root: Path) -> Dataset:
 
 def _read_binary(folder: Path, file: KnownFile, variant: _Variant, known: Known) -> tuple[np.ndarray, np.ndarray]:
     path, row = folder / file.name, variant.label_bytes + _PIXELS
-    size = path.stat().st_size
+    content = read_file(path)
+    size = len(content)
     if size == 0 or size % row:
         assert file.size is not None
         problem = "is truncated" if size < file.size else "does not end with a whole row"
@@ -85,7 +87,7 @@ def _read_binary(folder: Path, file: KnownFile, variant: _Variant, known: Known)
             f"{path} {problem}: it has {size:,} bytes, expected {file.size:,} "
             f"({file.size // row:,} rows of {row:,}); {known.way_out}."
         )
-    rows = np.fromfile(path, np.uint8).reshape(-1, row)
+    rows = np.frombuffer(content, np.uint8).reshape(-1, row)
     labels_N = rows[:, variant.label_bytes - 1].astype(np.int64)
     _require_range(labels_N, path, variant, known)
     return rows[:, variant.label_bytes :].reshape(-1, 3, 32, 32), labels_N
@@ -96,11 +98,11 @@ def _read_python(path: Path, variant: _Variant, known: Known) -> tuple[np.ndarra
     images, labels = batch.get("data"), batch.get(variant.label_key)
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != _PIXELS:
         raise UserError(f"{path} has no array `data` of bytes with {_PIXELS:,} columns; {known.way_out}.")
-    if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise UserError(f"{path} has no list of integers `{variant.label_key}`; {known.way_out}.")
     if len(labels) != len(images) or not labels:
         raise UserError(f"{path} has {len(images)} images and {len(labels)} labels; {known.way_out}.")
-    # Compared as Python integers: a hostile file may hold one that no array can.
+    # Compared as Python integers: the file may hold one that does not fit in an array.
     if min(labels) < 0 or max(labels) >= variant.number:
         raise _out_of_range(min(labels), max(labels), path, variant, known)
     return images.reshape(-1, 3, 32, 32), np.array(labels, np.int64)
@@ -110,7 +112,8 @@ def _class_names(path: Path, variant: _Variant, known: Known, *, binary: bool) -
     names: Any
     if binary:
         try:
-            names = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+            lines = read_file(path).decode("utf-8").splitlines()
+            names = [line.strip() for line in lines if line.strip()]
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not a list of class names; {known.way_out}.") from error
     else:
@@ -118,6 +121,8 @@ def _class_names(path: Path, variant: _Variant, known: Known, *, binary: bool) -
     if not isinstance(names, list) or len(names) != variant.number:
         found = len(names) if isinstance(names, list) else "no"
         raise UserError(f"{path} has {found} class names, expected {variant.number}; {known.way_out}.")
+    if not all(isinstance(name, str | bytes) for name in names):
+        raise UserError(f"{path} has class names that are not text; {known.way_out}.")
     return tuple(_text(name) for name in names)
 
 

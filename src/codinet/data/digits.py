@@ -1,5 +1,4 @@
-"""The handwritten digits that come with codinet: 1,797 grey images of 8×8, so that a first run needs no
-network.
+"""The handwritten digits that come with codinet: 1,797 grey images of 8×8, for a first run without downloads.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
 1998, doi 10.24432/C50P49, licensed CC BY 4.0. Changed: only the 1,797 images of the test part are
@@ -7,6 +6,7 @@ distributed, re-encoded as a NumPy archive (see `digits.LICENSE.txt`). The split
 both parts hold images by the same writers, so accuracies here are not comparable with the literature's.
 """
 
+import zipfile
 from importlib import resources
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from codinet.data.channel_stats import channel_stats
 from codinet.data.dataset import Dataset, Split
 from codinet.data.holdout import hold_out
+from codinet.errors import UserError
 
 FILE = "digits.npz"
 SHA256 = "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e"
@@ -23,9 +24,12 @@ _TEST_IMAGES = 500
 
 def load_digits() -> Dataset:
     """The embedded digits as a data set of one channel."""
-    with resources.files(__package__).joinpath(FILE).open("rb") as file, np.load(file) as archive:
-        images_NHW = torch.from_numpy(archive["images"])
-        labels_N = torch.from_numpy(archive["labels"].astype(np.int64))
+    try:
+        with resources.files(__package__).joinpath(FILE).open("rb") as file, np.load(file) as archive:
+            images_NHW = torch.from_numpy(archive["images"])
+            labels_N = torch.from_numpy(archive["labels"].astype(np.int64))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError("the embedded digits are damaged; install codinet again.") from error
     # 0..16 onto 0..255, rounded, in integers.
     images_N1HW = ((images_NHW.int() * 255 + 8) // 16).to(torch.uint8)[:, None]
     everything = Split(images_N1HW, labels_N)

@@ -1,6 +1,6 @@
-"""One file over HTTP: resumed where it stopped, checked, and only then given its name.
+"""Downloads one file over HTTP: resumes where it stopped, verifies, and only then renames.
 
-The bytes gather in `<target>.part`. `target` appears whole and with the right checksum or not at all. Knows
+The bytes are collected in `<target>.part`. `target` appears complete and with the right checksum, or not at all. Knows
 nothing of data sets.
 """
 
@@ -8,6 +8,7 @@ import errno
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import time
 import urllib.error
@@ -16,16 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from codinet.errors import UserError
+from codinet.errors import UserError, first_line
+from codinet.files import open_regular
 
-Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known
+Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
 
-_TIMEOUT = 30.0  # seconds without a byte
+_TIMEOUT = 30.0  # seconds without a byte, or with fewer than _SLOWEST bytes
+_SLOWEST = 3000
 _CHUNK = 2**18
 
 
 class _CutError(Exception):
-    """The connection ended early; what came is kept."""
+    """The connection ended early; the bytes so far are kept."""
 
 
 def fetch(
@@ -41,15 +44,15 @@ def fetch(
 ) -> None:
     """Download `url` to `target`, whose `algorithm` checksum must be `digest`.
 
-    A cut connection is resumed up to `attempts` times, `pause` seconds apart; after that the part stays, and
-    calling again resumes it. A wrong checksum deletes the part.
+    A connection that breaks is resumed up to `attempts` times, `pause` seconds apart. After that the part stays, and
+    the next call resumes it. A wrong checksum deletes the part.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url} is not a web address; it must begin with http:// or https://.")
-    if target.is_file() and checksum(target, algorithm) == digest:
-        return
     part = target.with_name(target.name + ".part")
     try:
+        if target.is_file() and checksum(target, algorithm) == digest:
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         _download(url, part, size, progress, attempts, pause)
         found = checksum(part, algorithm)
@@ -66,13 +69,13 @@ def fetch(
 
 def checksum(path: Path, algorithm: str) -> str:
     """The file's checksum in hexadecimal."""
-    with path.open("rb") as file:
-        # Guards against damage, not attack: md5 is what the publishers give.
+    with open_regular(path) as file:
+        # Against damage, not attacks: md5 is what the publishers give.
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def _download(url: str, part: Path, size: int | None, progress: Progress, attempts: int, pause: float) -> None:
-    """Fill `part`, however often that takes."""
+    """Fill `part`, in as many attempts as allowed."""
     for attempt in range(1, attempts + 1):
         done = part.stat().st_size if part.exists() else 0
         if size is not None and done > size:
@@ -99,10 +102,12 @@ def _receive(url: str, part: Path, done: int, size: int | None, progress: Progre
         resumed = response.status == 206 and _starts_at(response.headers.get("Content-Range"), done)
         start = done if resumed else 0
         length = response.headers.get("Content-Length")
-        total = start + int(length) if length is not None and length.isdigit() else size
+        total = start + int(length) if length is not None and re.fullmatch("[0-9]{1,18}", length) else size
         if size is not None and total != size:
             raise UserError(f"{url} has {total:,} bytes, expected {size:,}; check the address or your network.")
-        with part.open("ab" if resumed else "wb") as file:
+        # Without O_NONBLOCK, opening a named pipe would wait for its reader.
+        opener = lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # noqa: E731
+        with open(part, "ab" if resumed else "wb", opener=opener) as file:
             _copy(response, file, start, total, progress)
 
 
@@ -112,11 +117,9 @@ def _request(url: str, part: Path, done: int) -> http.client.HTTPResponse:
         headers["Range"] = f"bytes={done}-"
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
-        assert isinstance(response, http.client.HTTPResponse)
-        return response
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416:  # more was asked for than there is: the part is not this file's
+        if error.code == 416:  # the part is longer than the file: it is not a part of this file
             part.unlink(missing_ok=True)
             raise _CutError("the server could not resume") from error
         if error.code >= 500:
@@ -125,16 +128,25 @@ def _request(url: str, part: Path, done: int) -> http.client.HTTPResponse:
             f"{url} could not be downloaded (the server answered {error.code} {error.reason}); "
             "check the address, or get the file by other means."
         ) from error
+    except http.client.InvalidURL as error:
+        raise UserError(f"{url} is not a web address ({first_line(error)}); check it.") from error
     except (OSError, http.client.HTTPException) as error:
         raise _CutError(f"no connection: {getattr(error, 'reason', error)}") from error
+    except ValueError as error:  # of parts of the address, or of what the server sent in place of a header
+        raise UserError(f"{url} could not be downloaded ({first_line(error)}); check the address.") from error
+    if not isinstance(response, http.client.HTTPResponse):  # redirected to another protocol
+        response.close()
+        raise UserError(f"{url} redirects to something that is not a web address; get the file by other means.")
+    return response
 
 
 def _copy(response: http.client.HTTPResponse, file: BinaryIO, done: int, total: int | None, progress: Progress) -> None:
     progress(done, total)
+    since, before = time.monotonic(), done
     while True:
-        # Only reading may fail as the network does; a failed write is the disk's.
+        # Errors of reading come from the network, those of writing from the disk.
         try:
-            chunk = response.read(_CHUNK)
+            chunk = response.read1(_CHUNK)
         except (OSError, http.client.HTTPException) as error:
             raise _CutError(f"the connection broke after {done:,} bytes") from error
         if not chunk:
@@ -143,7 +155,11 @@ def _copy(response: http.client.HTTPResponse, file: BinaryIO, done: int, total: 
         done += len(chunk)
         progress(done, total)
         if total is not None and done > total:
-            break  # not the file that was promised; the checksum will say so
+            break  # not the announced file; the checksum will differ
+        if time.monotonic() - since > _TIMEOUT:
+            if done - before < _SLOWEST:
+                raise _CutError(f"only {done - before:,} bytes in {_TIMEOUT:g} seconds")
+            since, before = time.monotonic(), done
     if total is not None and done < total:
         raise _CutError(f"the connection broke after {done:,} of {total:,} bytes")
 

@@ -1,33 +1,37 @@
 """A data set from a folder of the user's own images, one subfolder per class.
 
-Either `DIR/train/<class>/*` with `DIR/test/<class>/*` (or `val`), or `DIR/<class>/*`, of which a fixed,
-stratified fifth becomes the test part: files count in the order of their sorted names, so the same folder
-always splits the same way. Files without an image's suffix are passed over, and so are folders inside class
-folders (`nested` tells of them); an image that cannot be read is named. Images are decoded at once, or when they
-are used if all of them are too large for memory. Knows nothing of decoding (`images` does).
+Either `DIR/train/<class>/*` with `DIR/test/<class>/*` (or `val`), or `DIR/<class>/*`, of which a fixed, stratified
+fifth becomes the test part: files are sorted by name, so the same folder always splits the same way. Files without the
+suffix of an image are skipped, and so are folders inside class folders (`nested` lists them). An image that cannot be
+read is an error. Images are decoded at once, or when they are used if all of them are too large for memory. Knows
+nothing of decoding (`images` does).
 """
 
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
 
 import torch
 
+from codinet.checks import require_whole
 from codinet.data.channel_stats import channel_stats
-from codinet.data.dataset import Dataset, Split
+from codinet.data.dataset import Dataset, Split, require_names
 from codinet.data.holdout import hold_out
-from codinet.data.images import FORMATS, MAX_PIXELS, Header, is_image_file, is_visible, read_header
-from codinet.data.lazy import LazyImages, in_threads
+from codinet.data.images import DECODING, FORMATS, MAX_PIXELS, Header, is_image_file, is_visible, read_header
+from codinet.data.lazy import LazyImages
 from codinet.data.memory import fits, require_room
+from codinet.data.threads import count_cores, map_in_threads
 from codinet.errors import UserError
 
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
-_SAMPLE = 2**28  # bytes of images that are about decoded at once to know a data set: its statistics and its digest
-_LARGE = 2**25  # bytes of an image, of which few are a sample; what decoding smaller ones takes is small beside it
-_DECODING = 12  # bytes a pixel, at most, that decoding an image takes beside the image itself
+_MOST_SIDE = math.isqrt(MAX_PIXELS)
+_THREADS = 8  # that decode at once, at most
+_SAMPLE = 2**28  # bytes of images that are decoded at once to compute statistics and the digest, about
+_LARGE = 2**25  # bytes of an image; smaller ones are never a problem, however many are decoded at once
 
 
 class _Files(NamedTuple):
@@ -44,17 +48,13 @@ def load_folder(folder: Path, *, image_size: int | None = None) -> Dataset:
     shorter sides, rounded to a multiple of 32 between 32 and 224. One channel if every image is grey, else
     three.
     """
-    if image_size is not None and image_size < 1:
-        raise UserError(f"an image size of {image_size} is not possible; choose one of at least 1.")
-    if image_size is not None and image_size**2 > MAX_PIXELS:
-        raise UserError(
-            f"an image size of {image_size} is more than the {MAX_PIXELS:,} pixels that images may have; choose one of "
-            f"at most {math.isqrt(MAX_PIXELS)}."
-        )
+    if image_size is not None:
+        require_whole("the image size", image_size, 1, _MOST_SIDE)
     train, test, classes = _find(folder)
-    headers = in_threads(read_header, [*train.paths, *test.paths])
+    headers = map_in_threads(read_header, [*train.paths, *test.paths], "Reading image headers")
     height, width = (image_size, image_size) if image_size is not None else _choose_size(headers)
     channels = 1 if all(header.grey for header in headers) else 3
+    _require_room_to_decode(headers)
     now = fits(len(headers) * channels * height * width)
     if not now:
         _require_room_for_a_sample(len(headers), channels, height, width)
@@ -77,22 +77,54 @@ def nested(folder: Path) -> list[Path]:
     inner = folder / "train"
     parts = [inner, *_test_folders(folder)[:1]] if inner.is_dir() else [folder]
     classes = [part / name for part in parts for name in _class_names(part, at_least=1)]
-    return [deeper for name in classes for deeper in _folders(name) if any(map(is_image_file, deeper.rglob("*")))]
+    return [deeper for name in classes for deeper in _folders(name) if _holds_images(deeper)]
+
+
+def _holds_images(folder: Path) -> bool:
+    """Whether there is an image at any depth. Links to folders are not followed, for they may form a circle."""
+    waiting = [folder]
+    while waiting:
+        entries = []
+        with suppress(OSError), os.scandir(waiting.pop()) as found:
+            entries = list(found)
+        if any(is_image_file(Path(entry.path)) for entry in entries):
+            return True
+        waiting += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return False
 
 
 def _folders(folder: Path) -> list[Path]:
-    # Not by `iterdir`, which would ask for the kind of every image anew.
+    # `scandir` knows which entries are folders; `iterdir` would ask the system for each.
     with os.scandir(folder) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_dir() and is_visible(Path(entry.path)))
+        return sorted(Path(entry.path) for entry in entries if _is_folder(entry) and is_visible(Path(entry.path)))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link to itself
+        return entry.is_dir()
+    return False
+
+
+def _require_room_to_decode(headers: Sequence[Header]) -> None:
+    """`UserError` if the threads cannot decode the largest images at the same time."""
+    largest = max(headers, key=lambda header: header.height * header.width)
+    threads = min(_THREADS, count_cores(), len(headers))
+    needed = threads * largest.height * largest.width * DECODING
+    if needed > _SAMPLE:
+        require_room(
+            needed,
+            what=f"Decoding images of {largest.height}×{largest.width} in {threads} threads",
+            way_out="scale the largest images down",
+        )
 
 
 def _require_room_for_a_sample(number: int, channels: int, height: int, width: int) -> None:
-    """Where not all images fit, some do, unless they are very large."""
+    """If not all images fit, a sample must; only very large images are a problem."""
     one = channels * height * width
     if one > _LARGE:
         some = min(number, _SAMPLE // one + 1)
         require_room(
-            some * (one + _DECODING * height * width),
+            some * (one + DECODING * height * width),
             what=f"Decoding images of {height}×{width}, {some} at once,",
             way_out="choose a smaller --image-size",
         )
@@ -123,7 +155,7 @@ def _find(folder: Path) -> tuple[_Files, _Files, tuple[str, ...]]:
 
 
 def _test_folders(folder: Path) -> list[Path]:
-    """Those that are there; the first is the test part."""
+    """Those that exist; the first is the test part."""
     return [folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()]
 
 
@@ -133,6 +165,7 @@ def _class_names(folder: Path, *, at_least: int = 2) -> tuple[str, ...]:
         raise UserError(f"{folder} has no class folders; put each class's images in a folder of its own.")
     if len(names) < at_least:
         raise UserError(f"{folder} has one class folder only ({names[0]}); a classifier needs at least two.")
+    require_names(names, str(folder))
     return tuple(names)
 
 

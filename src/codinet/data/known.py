@@ -1,6 +1,6 @@
-"""What there is to know about a data set with a name: its files, where they come from, where they may lie.
+"""The description of a data set with a name: its files, where they come from, and where to find them.
 
-The shape of the facts only; the facts are `official`'s.
+Only the types; the facts are in `official`.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from codinet.errors import UserError
 
 @dataclass(frozen=True)
 class KnownFile:
-    """One file of a layout; None where nothing official is known."""
+    """One file of a layout; None for what is not published."""
 
     name: str
     md5: str | None = None
     size: int | None = None  # bytes
-    lines: int | None = None  # for lists of class names: how many there are
+    lines: int | None = None  # class names in it, for lists of them
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of one official form of a data set and the folder they come in."""
+    """The files of one official form of a data set, and the name of their folder."""
 
     folder: str
     files: tuple[KnownFile, ...]
@@ -29,7 +29,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Archive:
-    """Something to download: a tar archive to unpack, or a data file itself."""
+    """A file to download: a tar archive to unpack, or a data file."""
 
     address: str
     sha256: str
@@ -43,7 +43,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Known:
-    """A data set with a name; the first layout is the one `download` gives."""
+    """A data set with a name. `download` gives the first layout."""
 
     name: str
     title: str
@@ -56,7 +56,7 @@ class Known:
     def locate(self, root: Path) -> tuple[Path, Layout] | None:
         """The folder with this data set's files and their layout: inside `root`, or `root` itself.
 
-        A complete set comes before an incomplete one, and the first layout before the second.
+        Complete sets are preferred to incomplete ones, and earlier layouts to later ones.
         """
         places = [(root / layout.folder, layout) for layout in self.layouts]
         places += [(root, layout) for layout in self.layouts]
@@ -67,7 +67,7 @@ class Known:
         return None
 
     def found(self, root: Path) -> tuple[Path, Layout]:
-        """`locate`, or a `UserError` that says how to get the files."""
+        """`locate`; `UserError` with the way to get the files if there are none."""
         located = self.locate(root)
         if located is None:
             folders = " or ".join(layout.folder for layout in self.layouts)

@@ -1,7 +1,7 @@
 """Numeric arrays out of a MATLAB 5 file (what MATLAB 5 to 7 save by default), and nothing else.
 
 Reads full real arrays of integers and floats, stored plain, in the short form or compressed. Variables of
-other kinds (text, cells, structures, sparse or complex arrays) are passed over. Knows nothing of SVHN.
+other kinds (text, cells, structures, sparse or complex arrays) are skipped. Knows nothing of SVHN.
 
 A file is a header of 128 bytes and then elements: a tag (type, bytes) and its content, padded to 8 bytes.
 An array is an element of elements: flags, dimensions, name, values.
@@ -16,13 +16,17 @@ from typing import Literal
 
 import numpy as np
 
-from codinet.data.memory import require_room
-from codinet.errors import UserError
+from codinet.data.memory import read_file, require_room
+from codinet.errors import UserError, first_line
+from codinet.files import unreadable
 
 _Order = Literal["<", ">"]
 _HEADER = 128
 _MATRIX, _COMPRESSED = 14, 15
 _COMPLEX = 0x08  # in the second byte of the flags
+_MOST_SIDES = 8  # of an array
+_MOST_OF_SMALL = 2**26  # bytes that any file may unpack to
+_MOST_RATIO = 100  # between unpacked arrays and the file; photographs reach 2
 # Element types of stored values, and classes of arrays: a class may be stored in a narrower type.
 _STORED = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _CLASSES = {
@@ -44,28 +48,49 @@ class _DamagedError(Exception):
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Every numeric array in the file by name, in MATLAB's column order; `UserError` if it is damaged."""
+    """Every numeric array in the file by name, in MATLAB's column order; `UserError` if it is damaged.
+
+    Compressed arrays may take at most 100 times the size of the file, or 64 MiB if that is more.
+    """
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check that the file is there.") from error
+        raise unreadable(path, error) from error
     if content.startswith(b"MATLAB 7.3"):
         raise UserError(f"{path} is a MATLAB 7.3 file; save it again with `save -v7`.")
     try:
-        order = _byte_order(content)
-        arrays = {}
-        for kind, body in _elements(memoryview(content)[_HEADER:], order):
-            if kind == _COMPRESSED:
-                kind, body = _decompress(body, order, path)
-            if kind == _MATRIX:
-                named = _array(body, order)
-                if named is not None:
-                    arrays[named[0]] = named[1]
+        return _read(content, _Budget(path, len(content)))
     except (_DamagedError, struct.error, zlib.error, ValueError, OverflowError) as error:
-        # UserError is a ValueError too: what is already a clear sentence stays one.
-        if isinstance(error, UserError):
+        if isinstance(error, UserError):  # which is a ValueError too
             raise
-        raise UserError(f"{path} is damaged or not a MATLAB 5 file ({error}); fetch it again.") from error
+        raise UserError(f"{path} is damaged or not a MATLAB 5 file ({first_line(error)}); fetch it again.") from error
+
+
+class _Budget:
+    """Counts the bytes that are unpacked, so that a small file cannot fill the memory."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.spent = path, 0
+        self.most = max(_MOST_OF_SMALL, size * _MOST_RATIO)
+
+    def spend(self, size: int) -> None:
+        """Refuse to unpack `size` more bytes if that is too many."""
+        self.spent += size
+        if self.spent > self.most:
+            raise _DamagedError(f"it unpacks to {self.spent:,} bytes, expected at most {self.most:,}")
+        require_room(size, what=str(self.path), way_out="free some memory or use a smaller file")
+
+
+def _read(content: bytes, budget: _Budget) -> dict[str, np.ndarray]:
+    order = _byte_order(content)
+    arrays = {}
+    for kind, body in _elements(memoryview(content)[_HEADER:], order):
+        if kind == _COMPRESSED:
+            kind, body = _decompress(body, order, budget)
+        if kind == _MATRIX:
+            named = _array(body, order, budget)
+            if named is not None:
+                arrays[named[0]] = named[1]
     return arrays
 
 
@@ -96,19 +121,19 @@ def _elements(content: memoryview, order: _Order) -> Iterator[tuple[int, memoryv
         at += step
 
 
-def _decompress(body: memoryview, order: _Order, path: Path) -> tuple[int, memoryview]:
-    """The one element inside; its own tag says how much to unpack, so a small file cannot fill the memory."""
+def _decompress(body: memoryview, order: _Order, budget: _Budget) -> tuple[int, memoryview]:
+    """The one element inside; its tag states its size, and no more is unpacked."""
     stream = zlib.decompressobj()
     tag = stream.decompress(body, 8)
     kind, size = struct.unpack(f"{order}II", tag)
-    require_room(size, what=str(path), way_out="free some memory or use a smaller file")
+    budget.spend(size)
     content = stream.decompress(stream.unconsumed_tail, size) if size else b""
     if len(content) != size:
         raise _DamagedError(f"a compressed element of {size:,} bytes unpacks to {len(content):,}")
     return kind, memoryview(content)
 
 
-def _array(body: memoryview, order: _Order) -> tuple[str, np.ndarray] | None:
+def _array(body: memoryview, order: _Order, budget: _Budget) -> tuple[str, np.ndarray] | None:
     """(name, values), or None for a variable that is not a full real numeric array."""
     parts = _elements(body, order)
     _, flags = _next(parts)
@@ -123,10 +148,20 @@ def _array(body: memoryview, order: _Order) -> tuple[str, np.ndarray] | None:
     if stored not in _STORED:
         raise _DamagedError(f"values of unknown type {stored}")
     dtype = np.dtype(_STORED[stored]).newbyteorder(order)
-    if min(shape, default=-1) < 0 or math.prod(shape) * dtype.itemsize != len(values):
+    # Counted first: the product of very many sides would take very long.
+    if not 1 <= len(shape) <= _MOST_SIDES:
+        raise _DamagedError(f"an array of {len(shape):,} dimensions")
+    if min(shape) < 0 or math.prod(shape) * dtype.itemsize != len(values):
         raise _DamagedError(f"an array of shape {shape} with {len(values):,} bytes of values")
     array = np.frombuffer(values, dtype).reshape(shape, order="F")
-    return bytes(name).decode("latin1"), array.astype(wanted, copy=False)
+    if array.dtype == wanted:
+        return bytes(name).decode("latin1"), array
+    budget.spend(array.size * np.dtype(wanted).itemsize)
+    with np.errstate(invalid="ignore"):
+        converted = array.astype(wanted)
+    if converted.dtype.kind in "iu" and not np.array_equal(converted, array):
+        raise _DamagedError("values that do not fit the type of their array")
+    return bytes(name).decode("latin1"), converted
 
 
 def _next(parts: Iterator[tuple[int, memoryview]]) -> tuple[int, memoryview]:

@@ -1,8 +1,9 @@
-"""The data sets codinet knows by name: where they come from, under what terms, and their files' checksums.
+"""The data sets that codinet knows by name: sources, terms of use, and checksums of the files.
 
-Facts only; `catalogue` downloads and verifies with them, `cifar` and `svhn` find their files with them.
+Facts only. `catalogue` downloads and verifies with them, `cifar` and `svhn` find their files with them.
 """
 
+from codinet.checks import shown
 from codinet.data.known import Archive, Known, KnownFile, Layout
 from codinet.errors import UserError, perhaps
 
@@ -129,7 +130,8 @@ KNOWN: dict[str, Known] = {known.name: known for known in (_DIGITS, _CIFAR10, _C
 
 
 def lookup(name: str) -> Known:
-    """The data set of that name, or a `UserError` with the names there are."""
-    if name not in KNOWN:
-        raise UserError(f"no data set is called {name!r}{perhaps(name, KNOWN)}; there are {', '.join(KNOWN)}.")
+    """The data set of that name; `UserError` with the known names if there is none."""
+    if not isinstance(name, str) or name not in KNOWN:
+        near = perhaps(name, KNOWN) if isinstance(name, str) else ""
+        raise UserError(f"no data set is called {shown(name)}{near}; there are {', '.join(KNOWN)}.")
     return KNOWN[name]

@@ -15,6 +15,7 @@ from codinet.errors import UserError
 
 
 def load_svhn(root: Path) -> Dataset:
+    """SVHN with its ten digits."""
     known = KNOWN["svhn"]
     folder, layout = known.found(root)
     train_file, test_file = layout.files

@@ -1,21 +1,36 @@
 """Normalised images and their random crops, mirrors and blanks, a whole batch at a time.
 
-Pure functions of tensors on any device: no Python loop over images and nothing the host has to wait for, so
-they can be recorded in a CUDA graph. Randomness comes from the device's global torch generator. Knows
-nothing of data sets: the caller passes mean, std, pad, flip and the side of blanks.
+Pure functions of tensors on any device: no Python loop over images and nothing that the host has to wait for, so they
+can be recorded in a CUDA graph. Randomness comes from the device's global torch generator. Knows nothing of data sets:
+the caller passes mean, std, pad, flip and the side of blanks. Arguments are checked as far as that needs no waiting.
 
-Memory: `normalise` keeps its input's memory format. Crops come out channels_last (BCHW in shape, BHWC in
-memory), because the gather writes a pixel's channels side by side; `.contiguous()` gives the other order.
+Memory: `normalise` keeps its input's memory format. Crops are channels_last (BCHW in shape, BHWC in memory), because
+the gather writes the channels of a pixel next to each other; `.contiguous()` gives the other order.
 
 Letters: B images in a batch, L images before their views, C channels, H height, W width.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
+from codinet.checks import require_flag, require_whole, shown
+from codinet.errors import UserError
+
+_MOST_PAD = 4  # times the longest side; more would only take memory
+_MOST_VIEWS = 10_000  # of an image
+_MOST_SIDE = 65_535  # of a blank square; images are smaller
+
 
 def normalise(images_BCHW: torch.Tensor, mean_C: torch.Tensor, std_C: torch.Tensor) -> torch.Tensor:
-    """Bytes to float32 with, per channel, mean 0 and spread 1."""
+    """Bytes to float32 with mean 0 and standard deviation 1 in each channel.
+
+    `mean_C` and `std_C` are in bytes (0 to 255), on the device of the images.
+    """
+    _require_images(images_BCHW, bytes_too=True)
+    for name, values_C in (("mean", mean_C), ("std", std_C)):
+        _require_vector(f"the {name}", values_C, images_BCHW.shape[1], "channels", images_BCHW.device)
     return (images_BCHW.float() - mean_C.float()[:, None, None]) / std_C.float()[:, None, None]
 
 
@@ -27,20 +42,38 @@ def crop_flip(
     flip_B: torch.Tensor,
     pad: int,
 ) -> torch.Tensor:
-    """Each image padded by `pad` zeros a side, cut to its old size at row dy, column dx, mirrored where flip.
+    """Each image padded by `pad` zeros a side, cut to its old size at row dy, column dx, mirrored where flip is true.
 
-    Offsets are integers in 0..2·pad, and `pad` in both is the image itself. Zero is the mean colour once
-    the images are normalised.
+    Offsets are integers in 0..2·pad; `pad` in both gives the image itself. Normalised, zero is the mean colour.
     """
+    _require_images(images_BCHW)
+    require_whole("pad", pad, 0, _MOST_PAD * max(images_BCHW.shape[2:]))
+    for name, values_B in (("dy_B", dy_B), ("dx_B", dx_B), ("flip_B", flip_B)):
+        _require_vector(name, values_B, len(images_BCHW), "images", images_BCHW.device)
+    if flip_B.dtype != torch.bool or dy_B.dtype != torch.int64 or dx_B.dtype != torch.int64:
+        raise UserError(
+            f"dy_B and dx_B must be torch.int64 and flip_B torch.bool, got {dy_B.dtype}, {dx_B.dtype}, {flip_B.dtype}."
+        )
+    # On other devices this would have to wait for the result.
+    if images_BCHW.device.type == "cpu" and len(images_BCHW):
+        low, high = torch.stack([dy_B, dx_B]).aminmax()
+        if low < 0 or high > 2 * pad:
+            raise UserError(f"offsets must be from 0 to {2 * pad} (twice the pad), got {int(low)} to {int(high)}.")
     index_B = torch.arange(len(images_BCHW), device=images_BCHW.device)
     return _cut(images_BCHW, index_B, dy_B, dx_B, flip_B, pad)
 
 
 def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool, blank: int = 0) -> torch.Tensor:
-    """`views` independent crops (and mirrors) of each image: rows i·views to i·views+views-1 show image i.
+    """`views` independent crops (and mirrors) of each normalised image: rows i·views to i·views+views-1 show image i.
 
-    In each, a square of `blank` pixels a side is blanked around a random pixel; at the edge less of it is seen.
+    `pad` zeros are added on each side before a crop, and half of the views are mirrored if `flip`. In each view a
+    square of `blank` pixels a side around a random pixel is set to zero; at the edge, only the part inside the image.
     """
+    _require_images(images_LCHW)
+    require_whole("views", views, 1, _MOST_VIEWS)
+    require_whole("pad", pad, 0, _MOST_PAD * max(images_LCHW.shape[2:]))
+    require_whole("blank", blank, 0, _MOST_SIDE)
+    require_flag("flip", flip)
     device, number = images_LCHW.device, len(images_LCHW) * views
     height, width = images_LCHW.shape[2:]
     index_B = torch.arange(number, device=device).div(views, rounding_mode="floor")
@@ -56,17 +89,21 @@ def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool,
 
 
 def _choice(chance_B: torch.Tensor, number: int) -> torch.Tensor:
-    """A whole number from 0 to number - 1 for each chance in [0, 1)."""
+    """An integer from 0 to number - 1 for each chance in [0, 1)."""
     return (chance_B * number).long().clamp(max=number - 1)  # a product may be rounded up to `number`
 
 
 def blank_square(images_BCHW: torch.Tensor, *, top_B: torch.Tensor, left_B: torch.Tensor, side: int) -> torch.Tensor:
     """Each image with the mean colour, zero, in a square whose first row is top and first column is left."""
+    _require_images(images_BCHW)
+    require_whole("side", side, 0, _MOST_SIDE)
+    for name, values_B in (("top_B", top_B), ("left_B", left_B)):
+        _require_vector(name, values_B, len(images_BCHW), "images", images_BCHW.device)
     height, width = images_BCHW.shape[2:]
     rows_BH = torch.arange(height, device=images_BCHW.device) - top_B[:, None]
     columns_BW = torch.arange(width, device=images_BCHW.device) - left_B[:, None]
     down_BH, across_BW = ((at >= 0) & (at < side) for at in (rows_BH, columns_BW))
-    # A product, for `masked_fill` would put the result in the other order of memory.
+    # A product, because `masked_fill` would change the order of memory.
     return images_BCHW * ~(down_BH[:, None, :, None] & across_BW[:, None, None, :])
 
 
@@ -78,7 +115,7 @@ def _cut(
     flip_B: torch.Tensor,
     pad: int,
 ) -> torch.Tensor:
-    """Row b of the result is cut from image index_B[b], so views share one padded copy of their image."""
+    """Row b of the result is cut from image index_B[b]: the views of an image share one padded copy."""
     height, width = images_LCHW.shape[2:]
     across_W = torch.arange(width, device=images_LCHW.device)
     down_H = torch.arange(height, device=images_LCHW.device)
@@ -88,3 +125,25 @@ def _cut(
     # Index tensors on both sides of a slice put the slice's axis, the channels, last.
     cut_BHWC = padded_LCHW[index_B[:, None, None], :, rows_BH[:, :, None], columns_BW[:, None, :]]
     return cut_BHWC.permute(0, 3, 1, 2)
+
+
+def _require_images(images_BCHW: Any, *, bytes_too: bool = False) -> None:
+    if not isinstance(images_BCHW, torch.Tensor):
+        raise UserError(f"images must be a tensor, got {shown(images_BCHW)}.")
+    kind_fits = images_BCHW.is_floating_point() or (bytes_too and images_BCHW.dtype == torch.uint8)
+    if images_BCHW.dim() != 4 or 0 in images_BCHW.shape[1:] or not kind_fits:
+        kind = "bytes or floats" if bytes_too else "normalised floats"
+        raise UserError(
+            f"images must be {kind} of shape (B, C, H, W), got {images_BCHW.dtype} of shape {tuple(images_BCHW.shape)}."
+        )
+
+
+def _require_vector(name: str, values: Any, length: int, of: str, device: torch.device) -> None:
+    if not isinstance(values, torch.Tensor):
+        raise UserError(f"{name} must be a tensor, got {shown(values)}.")
+    if values.shape != (length,):
+        raise UserError(
+            f"{name} must have shape ({length},), one value for each of the {of}, got {tuple(values.shape)}."
+        )
+    if values.device != device:
+        raise UserError(f"{name} is on {values.device} and the images on {device}; move them to one device.")
