@@ -205,6 +205,26 @@ def disk_of() -> Callable[[int], AbstractContextManager[None]]:
     return limit
 
 
+@pytest.fixture
+def memory_of() -> Callable[[int], AbstractContextManager[None]]:
+    """Within `memory_of(n)` this process can allocate n bytes more.
+
+    Some systems promise more memory than there is, and end a process that uses it.
+    """
+
+    @contextlib.contextmanager
+    def limit(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+    return limit
+
+
 _HOLDER = """
 import sys
 from pathlib import Path

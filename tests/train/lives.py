@@ -8,11 +8,14 @@ Reads requests from stdin, a JSON document a line, and answers each with one:
     fate     how the life ends before its time, if it does:
              {"after": s, "saves": n}   killed after s seconds, or once it has written n checkpoints
              the same and {"only": r}   the process of rank r is killed, and the others left to themselves
+             and {"stall": true}        it is stopped instead, and killed once the others have ended
              {"writing": true}          killed as soon as a half-written checkpoint is seen
              {"rename": "before"}       killed just before (or "after") a file gets a name that none had
              {"disk": n}                no file can grow beyond n bytes
              and, with any, {"launched": true}, to tell a single process of its rank too,
-             {"save_seconds": s, "ask_every": n} of `codinet.train.loop`
+             {"save_seconds": s, "ask_every": n} of `codinet.train.loop`,
+             {"lazy": true}, to decode images of files when they are used
+    patience after so many seconds all processes are killed; 300 by default
 
     signal   what ended the life's first process, or 0
     code     its exit code, if it came to its own end
@@ -39,6 +42,7 @@ import torch._dynamo  # loaded before the first life, not in each
 import codinet.commands.train  # noqa: F401  (this too)
 from codinet import block_costs, create_model
 from codinet.cli import main
+from codinet.data import memory
 from codinet.train import loop
 
 Fate = dict[str, Any]
@@ -52,6 +56,8 @@ def live(words: list[str], fate: Fate, stderr: int) -> None:
     loop.PAUSE_SECONDS = -1
     loop.SAVE_SECONDS = fate.get("save_seconds", loop.SAVE_SECONDS)
     loop.ASK_EVERY = fate.get("ask_every", loop.ASK_EVERY)
+    if fate.get("lazy"):
+        memory.available_bytes = lambda: 0
     if "disk" in fate:
         resource.setrlimit(resource.RLIMIT_FSIZE, (fate["disk"], fate["disk"]))
     if "rename" in fate:
@@ -98,7 +104,7 @@ def find_port() -> int:
         return free.getsockname()[1]
 
 
-def watch(processes: list[int], out: Path, fate: Fate) -> list[int]:
+def watch(processes: list[int], out: Path, fate: Fate, patience: float) -> list[int]:
     """Wait for a life's end, or bring it about; the status of each process."""
     born = time.monotonic()
     old = set(list_names(out))
@@ -118,10 +124,17 @@ def watch(processes: list[int], out: Path, fate: Fate) -> list[int]:
         ):
             doomed = [processes[fate["only"]]] if "only" in fate else processes
             doomed = [process for process in doomed if process not in statuses]
-            for process in doomed:
-                os.kill(process, signal.SIGKILL)
-            for process in doomed:
-                statuses[process] = os.waitpid(process, 0)[1]
+            if fate.get("stall") and len(statuses) + len(doomed) < len(processes):
+                for process in doomed:
+                    os.kill(process, signal.SIGSTOP)
+            else:
+                for process in doomed:
+                    os.kill(process, signal.SIGKILL)
+                for process in doomed:
+                    statuses[process] = os.waitpid(process, 0)[1]
+        if time.monotonic() - born > patience:
+            for process in set(processes) - set(statuses):
+                os.kill(process, signal.SIGABRT)  # which counts as lost, unlike the kill of a fate
         time.sleep(0.0005)
 
 
@@ -137,7 +150,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                     name_rank(rank, size, port)
                 live(request["words"], fate, said.fileno())
             processes.append(process)
-        codes = [os.waitstatus_to_exitcode(status) for status in watch(processes, out, fate)]
+        codes = [
+            os.waitstatus_to_exitcode(status) for status in watch(processes, out, fate, request.get("patience", 300))
+        ]
         said.seek(0)
         words = said.read().decode()
     return {

@@ -5,12 +5,14 @@ import pytest
 import torch
 
 from codinet import files
+from codinet.errors import UserError
 from codinet.model import RoutedNetwork
-from codinet.train.checkpoint import KEEP, Position, latest, restore, restore_step, save
+from codinet.train.checkpoint import KEEP, Checkpoint, Position, RunIdentity, latest, restore, restore_step, save
 from codinet.train.step import Step
 
 Network = Callable[[int], RoutedNetwork]
 MakeStep = Callable[..., Step]
+RUN = RunIdentity({"source": "digits", "seed": 0, "network": {"arch": "resnet20"}}, data="0" * 64)
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def step(two_blocks: Network, make_step: MakeStep) -> Step:
 
 def keep(folder: Path, step: Step, *positions: Position) -> None:
     for position in positions:
-        save(folder, position, step.model, step, step.controller)
+        save(folder, position, step.model, step, step.controller, RUN)
 
 
 def names(folder: Path) -> list[str]:
@@ -105,14 +107,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(tmp_path: Pat
 
 
 def test_a_sealed_file_of_another_kind_is_no_checkpoint(tmp_path: Path, step: Step) -> None:
-    save(tmp_path, Position(0, 1), step.model, step, None)
+    save(tmp_path, Position(0, 1), step.model, step, None, RUN)
     files.save_tensors(tmp_path / "0-00002-0000000.safetensors", {"x": torch.zeros(1)}, about={"kind": "model"})
     warnings: list[str] = []
     found = latest(tmp_path, warnings.append)
     assert found is not None
     assert found.position == Position(0, 1)
     (warning,) = warnings
-    assert "0-00002-0000000.safetensors is no checkpoint. Going back to the checkpoint before it." in warning
+    assert "0-00002-0000000.safetensors is not a checkpoint. Going back to the checkpoint before it." in warning
 
 
 def test_where_all_are_damaged_each_is_named(tmp_path: Path, step: Step) -> None:
@@ -123,7 +125,7 @@ def test_where_all_are_damaged_each_is_named(tmp_path: Path, step: Step) -> None
     assert latest(tmp_path / "c", said.append) is None
     assert Position(0, 2).file_name in said[0]
     assert Position(0, 1).file_name in said[1]
-    assert said[1].endswith("Going back to the beginning, for no other checkpoint is left.")
+    assert said[1].endswith("Going back to the start, because no other checkpoint is left.")
 
 
 def test_a_run_that_went_back_keeps_what_it_writes_and_drops_the_damaged(tmp_path: Path, step: Step) -> None:
@@ -133,3 +135,59 @@ def test_a_run_that_went_back_keeps_what_it_writes_and_drops_the_damaged(tmp_pat
     keep(tmp_path / "c", step, Position(0, 1))
     assert names(tmp_path / "c") == [Position(0, 1).file_name]
     assert latest(tmp_path / "c", pytest.fail) is not None
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (RUN._replace(config=RUN.config | {"seed": 5}), "seed was 0, now 5"),
+        (RUN._replace(config=RUN.config | {"network": {"arch": "resnet32"}}), "arch was resnet20, now resnet32"),
+        (RUN._replace(config=RUN.config | {"source": "cifar10"}), "source was digits, now cifar10"),
+        (RUN._replace(data="1" * 64), "other data"),
+    ],
+)
+def test_checkpoints_of_another_run_are_refused(tmp_path: Path, step: Step, other: RunIdentity, why: str) -> None:
+    keep(tmp_path, step, Position(0, 1))
+    found = latest(tmp_path, pytest.fail, RUN)
+    assert found is not None
+    assert found.run == RUN
+    with pytest.raises(UserError, match=rf"checkpoints of another run \({why}\)"):
+        latest(tmp_path, pytest.fail, other)
+
+
+def test_own_data_may_move(tmp_path: Path, step: Step) -> None:
+    here, there = (RUN._replace(config=RUN.config | {"source": place}) for place in ("/here/photos", "/there/photos"))
+    save(tmp_path, Position(0, 1), step.model, step, step.controller, here)
+    assert latest(tmp_path, pytest.fail, there) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"model.fc.bias": None}, r"it lacks model\.fc\.bias"),
+        ({"model.fc.bias": torch.zeros(5)}, r"its model\.fc\.bias is torch\.float32 \[5\] where torch\.float32 \[3\]"),
+        ({"model.fc.bias": torch.zeros(3, dtype=torch.float64)}, r"its model\.fc\.bias is torch\.float64"),
+        ({"model.more": torch.zeros(1)}, r"it holds model\.more, which this run does not have"),
+        ({"controller.cost": None}, r"it lacks controller\.cost"),
+        ({"momentum.fc.bias": None}, r"it lacks momentum\.fc\.bias"),
+        ({"sums": None}, "its sums are missing"),
+        ({"random.cpu": None}, "its random state or statistics cannot be used"),
+        ({"random.cpu": torch.zeros(3, dtype=torch.uint8)}, "its random state or statistics cannot be used"),
+        ({"random.cpu": torch.zeros(5056)}, "its random state or statistics cannot be used"),
+    ],
+)
+def test_a_valid_file_that_lacks_something_is_refused(
+    tmp_path: Path, step: Step, change: dict[str, torch.Tensor | None], why: str
+) -> None:
+    step()
+    keep(tmp_path, step, Position(0, 0, 1))
+    found = latest(tmp_path, pytest.fail)
+    assert found is not None
+    tensors = {name: tensor for name, tensor in (found.tensors | change).items() if tensor is not None}
+    with pytest.raises(UserError, match=rf"0000001\.safetensors does not fit this run: {why}.*; remove it to continue"):
+        _restore_all(Checkpoint(found.position, tensors, found.run, found.file), step)
+
+
+def _restore_all(checkpoint: Checkpoint, step: Step) -> None:
+    restore(checkpoint, step.model, step.controller)
+    restore_step(checkpoint, step)

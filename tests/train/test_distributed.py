@@ -290,6 +290,24 @@ def test_where_one_process_is_killed_the_others_do_not_wait_for_it(tmp_path: Pat
     assert "Traceback" not in end["said"]
 
 
+def test_a_process_that_stalls_is_an_error_after_a_while(tmp_path: Path, life: Life) -> None:
+    fate = {"after": 60, "saves": 1, "only": 1, "stall": True}
+    end = life(tmp_path / "run", *SCHEDULE, "--wait-minutes", "0.05", size=2, **fate)
+    assert end["codes"] == [2, -signal.SIGKILL], end["said"]
+    sentence = end["said"].splitlines()[-1]
+    assert sentence.startswith("codinet: Another process of this training did not respond for 0.05 minutes")
+    assert sentence.endswith("with --resume continues from there.")
+    assert "Traceback" not in end["said"]
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e9"])
+def test_the_time_to_wait_is_checked(
+    tmp_path: Path, train_words: Words, minutes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train_words(tmp_path / "run", "--wait-minutes", minutes)) == 2
+    assert "--wait-minutes must be above 0 and at most 10080, got" in capsys.readouterr().err
+
+
 def test_a_run_of_one_goes_on_with_two(tmp_path: Path, life: Life) -> None:
     out = tmp_path / "run"
     assert life(out, after=60, saves=1)["signal"] == signal.SIGKILL
@@ -314,7 +332,7 @@ def test_bad_input_under_torchrun_is_one_sentence(tmp_path: Path, train_words: W
     ("words", "sentence"),
     [
         (["--epoch", "3"], "--epoch"),
-        (["--preset", "papre"], "'papre' is no preset"),
+        (["--preset", "papre"], "Unknown preset 'papre'"),
         (["--device", "cuda:7"], "There is no device 'cuda:7'"),
         (["--views", "0"], "--views 0 leaves nothing"),
         (["--holdout", "64"], "--holdout 64 leaves nothing"),

@@ -110,7 +110,7 @@ def test_where_every_checkpoint_is_damaged_the_run_starts_again_and_says_so(
         cut(file)
     listener = go(resume=True)
     assert len(listener.warnings) == 2
-    assert "Going back to the beginning" in listener.warnings[-1]
+    assert "Going back to the start" in listener.warnings[-1]
     assert listener.done == 0
     assert_same_end()
 
@@ -131,7 +131,7 @@ def test_a_finished_run_is_evaluated_again_and_left_alone(
 ) -> None:
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     listener = train(whole, small_run, few, resume=True)
-    assert "finished already" in listener.warnings[0]
+    assert "already finished" in listener.warnings[0]
     assert listener.evaluation.summary() == json.loads((whole / "evaluation.json").read_text())
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 

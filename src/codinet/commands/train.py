@@ -47,7 +47,7 @@ class Args:
     out: Path | None = None
     """Run folder to write. Default: runs/ and a name made of source, network and seed."""
     resume: bool = False
-    """Go on with the run in --out (the same flags as when it was begun), or start it if there is none."""
+    """Continue the run in --out (with the flags it was started with), or start it if there is none."""
     data_root: Path = DATA_ROOT
     """Folder that holds the data sets."""
     device: str | None = None
@@ -61,7 +61,9 @@ class Args:
     sync_bn: bool = False
     """Under torchrun on GPUs, normalise by the batches of all processes together."""
     loader: Loader = "auto"
-    """Where training images wait: on the device, outside it with workers that bring them, or by the room there is."""
+    """Where training images are kept: on the device, or outside it and streamed. Default: on the device if they fit."""
+    wait_minutes: float = distributed.WAIT_MINUTES
+    """Under torchrun, how long to wait for a process that does not respond."""
     json: bool = False
     """Print the result as one JSON document."""
 
@@ -92,7 +94,7 @@ def defaults(words: list[str]) -> Args:
 
 def run(args: Args) -> None:
     device = distributed.own_device(args.device)
-    with distributed.joined(device) as world:
+    with distributed.joined(device, wait_minutes=args.wait_minutes) as world:
         _train(args, device, world)
 
 

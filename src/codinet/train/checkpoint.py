@@ -1,20 +1,24 @@
-"""Checkpoints: everything needed to go on as if nothing had happened.
+"""Checkpoints: everything needed to continue a run exactly.
 
-One sealed file each, named by its place in the run; the newest two are kept. A damaged one is reported and
-the one before it is used.
+Each is one checksummed file, named by its position in the run, and records which run it belongs to. The newest two are
+kept. A damaged one is reported and the one before it is used.
 
-The first of several processes writes for all. What differs between them, random numbers and within an epoch
-BatchNorm's running statistics, those of an averaged network too, goes in under each one's rank; as many processes
-go on exactly. Another number of them takes the mean of the statistics and draws its random numbers anew.
+Rank 0 writes for all processes. What differs between processes (random states and, within an epoch, BatchNorm's
+running statistics, including those of an averaged network) is stored per rank, so the same number of processes
+continues exactly. Another number of processes takes the mean of the statistics and draws new random numbers.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from codinet import files
+from codinet.config import first_difference, flat
+from codinet.data.official import KNOWN
+from codinet.errors import UserError, first_line
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import named_statistics, put_statistics, seed_apart, statistics
 from codinet.train.step import Step
@@ -22,9 +26,24 @@ from codinet.train.step import Step
 KEEP = 2
 
 
+class RunIdentity(NamedTuple):
+    """The run that a checkpoint belongs to."""
+
+    config: dict[str, Any]  # as `config.to_dict` gives it
+    data: str  # sha256 of the data set
+
+    def difference(self, other: "RunIdentity") -> str | None:
+        """What sets another run apart from this one, in words; None if it is the same run."""
+        mine, theirs = flat(self.config), flat(other.config)
+        if not {mine.get("source"), theirs.get("source")} & KNOWN.keys():
+            mine["source"] = theirs["source"] = None  # the user's own data may have moved
+        difference = first_difference(mine, theirs)
+        return "other data" if difference is None and self.data != other.data else difference
+
+
 @dataclass(frozen=True)
 class Position:
-    """Where training stands: the next step to take, and how many lines of metrics precede it."""
+    """Where training stands: the next step, and the number of lines of metrics before it."""
 
     stage: int = 0
     epoch: int = 0
@@ -38,10 +57,12 @@ class Position:
 
 @dataclass
 class Checkpoint:
-    """A place in a run, and the tensors that stood there."""
+    """A position in a run, and the tensors at that position."""
 
     position: Position = field(default_factory=Position)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    run: RunIdentity | None = None  # None: written before checkpoints recorded it
+    file: Path | None = None
 
     def part(self, prefix: str) -> dict[str, torch.Tensor]:
         """The tensors under a prefix, by the rest of their names."""
@@ -49,20 +70,25 @@ class Checkpoint:
 
     @property
     def processes(self) -> int:
-        """How many processes were training."""
+        """The number of processes that were training."""
         return max(1, len(self.part("random.cpu.")))
 
     def own(self, rank: int) -> dict[str, torch.Tensor]:
-        """What the process of this rank had to itself."""
+        """The tensors that the process of this rank did not share with others."""
         names = ("random.cpu", "random.cuda", "random.mps", "statistics", "averaged_statistics")
         tail = f".{rank}" if self.processes > 1 else ""
         return {name: self.tensors[name + tail] for name in names if name + tail in self.tensors}
 
 
 def save(
-    folder: Path, position: Position, model: torch.nn.Module, step: Step, controller: BudgetController | None
+    folder: Path,
+    position: Position,
+    model: torch.nn.Module,
+    step: Step,
+    controller: BudgetController | None,
+    run: RunIdentity,
 ) -> None:
-    """Write a checkpoint; every process calls this, the first one writes."""
+    """Write a checkpoint. Every process calls this; rank 0 writes."""
     world = step.world
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"momentum.{name}": tensor for name, tensor in step.momentum().items()}
@@ -82,7 +108,7 @@ def save(
         for key, (prefix, network) in networks.items():
             mean = named_statistics(network, _mean([state[key] for state in own]))
             tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in mean.items()}
-    world.lead(lambda: _write(folder, position, tensors))
+    world.lead(lambda: _write(folder, position, tensors, run))
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
@@ -95,74 +121,108 @@ def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def _mean(vectors: list[torch.Tensor]) -> torch.Tensor:
-    """The mean, to the bit where all are equal, as they are between epochs."""
+    """The mean; bit-exact if all are equal, as they are between epochs."""
     first = vectors[0]
     return first if all(torch.equal(first, other) for other in vectors) else torch.stack(vectors).mean(dim=0)
 
 
-def _write(folder: Path, position: Position, tensors: dict[str, torch.Tensor]) -> None:
+def _write(folder: Path, position: Position, tensors: dict[str, torch.Tensor], run: RunIdentity) -> None:
     folder.mkdir(exist_ok=True)
-    files.save_tensors(folder / position.file_name, tensors, about=asdict(position))
-    # Files of later places are damaged, else this run would have started from them.
+    files.save_tensors(folder / position.file_name, tensors, about=asdict(position) | {"run": run._asdict()})
+    # Files of later positions are damaged; otherwise this run would have started from them.
     kept = [file for file in _files(folder) if file.name <= position.file_name][-KEEP:]
     for other in set(_files(folder)) - set(kept):
         other.unlink()
 
 
-def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where there is none."""
+def latest(folder: Path, warn: Callable[[str], None], run: RunIdentity | None = None) -> Checkpoint | None:
+    """The newest undamaged checkpoint, or None; `UserError` if it belongs to another run than `run`."""
     found = _files(folder)
     while found:
         try:
-            return _read(found.pop())
+            checkpoint = _read(found.pop())
         except files.DamagedError as error:
-            back = "the checkpoint before it" if found else "the beginning, for no other checkpoint is left"
+            back = "the checkpoint before it" if found else "the start, because no other checkpoint is left"
             warn(f"{error} Going back to {back}.")
+            continue
+        difference = checkpoint.run.difference(run) if checkpoint.run and run else None
+        if difference:
+            raise UserError(
+                f"{folder} holds checkpoints of another run ({difference}); restore that run's config.json or choose "
+                "another --out."
+            )
+        return checkpoint
     return None
 
 
 def _read(file: Path) -> Checkpoint:
-    tensors, position = files.load_tensors(file)
+    tensors, about = files.load_tensors(file)
     try:
-        return Checkpoint(Position(**position), tensors)
-    except TypeError as error:
-        raise files.DamagedError(f"{file} is no checkpoint.") from error
+        run = about.pop("run", None)
+        position = Position(**about)
+        if not all(type(value) is int and value >= 0 for value in asdict(position).values()):
+            raise TypeError(position)
+        identity = None if run is None else RunIdentity(**run)
+        if identity and not (isinstance(identity.config, dict) and isinstance(identity.data, str)):
+            raise TypeError(identity)
+        return Checkpoint(position, tensors, identity, file)
+    except (TypeError, AttributeError) as error:
+        raise files.DamagedError(f"{file} is not a checkpoint.") from error
 
 
 def restore(checkpoint: Checkpoint, model: torch.nn.Module, controller: BudgetController | None) -> None:
-    """Put weights and controller back; `restore_step` does the rest once the stage is built."""
-    model.load_state_dict(checkpoint.part("model."))
-    for name, tensor in checkpoint.part("controller.").items():
-        if controller:
-            controller.state()[name].copy_(tensor)
+    """Restore weights and controller; `restore_step` restores the rest once the stage is built."""
+    _fill(checkpoint, "model.", model.state_dict())
+    if controller:
+        _fill(checkpoint, "controller.", controller.state())
+
+
+def _fill(checkpoint: Checkpoint, prefix: str, targets: dict[str, torch.Tensor]) -> None:
+    """Copy a part of the checkpoint into tensors, which must be exactly those that the part holds."""
+    saved = checkpoint.part(prefix)
+    for name in sorted({*saved, *targets}):
+        if name not in saved:
+            raise _misfit(checkpoint, f"it lacks {prefix}{name}")
+        if name not in targets:
+            raise _misfit(checkpoint, f"it holds {prefix}{name}, which this run does not have")
+        if saved[name].shape != targets[name].shape or saved[name].dtype != targets[name].dtype:
+            kinds = (f"{tensor.dtype} {list(tensor.shape)}" for tensor in (saved[name], targets[name]))
+            raise _misfit(checkpoint, f"its {prefix}{name} is {next(kinds)} where {next(kinds)} is needed")
+        targets[name].copy_(saved[name])
+
+
+def _misfit(checkpoint: Checkpoint, why: str) -> UserError:
+    return UserError(f"{checkpoint.file} does not fit this run: {why}; remove it to continue from the one before.")
 
 
 def restore_step(checkpoint: Checkpoint, step: Step, *, seed: int = 0) -> None:
-    """Put back the rest; `seed` is the run's, of which another number of processes draw anew."""
-    if checkpoint.position.step or checkpoint.position.epoch:
-        # Momentum starts anew with each stage, so it is taken over only within one.
-        for name, tensor in checkpoint.part("momentum.").items():
-            step.momentum()[name].copy_(tensor)
-        # So does the average: a stage begins with that of the one before it as its weights.
-        for name, tensor in checkpoint.part("average.").items():
-            step.averaged()[name].copy_(tensor)
+    """Restore the rest. Another number of processes than before draws new random numbers from the run's `seed`."""
+    within_stage = bool(checkpoint.position.step or checkpoint.position.epoch)
+    if within_stage:
+        # Momentum and average start anew with each stage; a stage begins with the average of the one before.
+        _fill(checkpoint, "momentum.", step.momentum())
+        _fill(checkpoint, "average.", step.averaged())
     if checkpoint.position.step:
+        if "sums" not in checkpoint.tensors or checkpoint.tensors["sums"].shape != step.sums.shape:
+            raise _misfit(checkpoint, "its sums are missing or of another shape")
         step.sums.copy_(checkpoint.tensors["sums"])
     world, place = step.world, checkpoint.position
     if checkpoint.processes != world.size:
         seed_apart(seed, world.rank, place.stage, place.epoch, place.step)
         return
     own = checkpoint.own(world.rank)
-    torch.set_rng_state(own["random.cpu"])
-    if "random.cuda" in own and step.device.type == "cuda":
-        torch.cuda.set_rng_state(own["random.cuda"], step.device)
-    if "random.mps" in own and step.device.type == "mps":
-        torch.mps.set_rng_state(own["random.mps"])
-    if "statistics" in own:
-        put_statistics(step.model, own["statistics"])
-    within = checkpoint.position.step or checkpoint.position.epoch
-    if "averaged_statistics" in own and step.average is not None and within:
-        put_statistics(step.average.model, own["averaged_statistics"])
+    try:
+        torch.set_rng_state(own["random.cpu"])
+        if "random.cuda" in own and step.device.type == "cuda":
+            torch.cuda.set_rng_state(own["random.cuda"], step.device)
+        if "random.mps" in own and step.device.type == "mps":
+            torch.mps.set_rng_state(own["random.mps"])
+        if "statistics" in own:
+            put_statistics(step.model, own["statistics"])
+        if "averaged_statistics" in own and step.average is not None and within_stage:
+            put_statistics(step.average.model, own["averaged_statistics"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise _misfit(checkpoint, f"its random state or statistics cannot be used ({first_line(error)})") from error
 
 
 def _files(folder: Path) -> list[Path]:

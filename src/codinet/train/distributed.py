@@ -10,6 +10,7 @@ Knows nothing of losses, stages or files.
 
 import gc
 import hashlib
+import math
 import os
 import traceback
 import warnings
@@ -29,7 +30,8 @@ from codinet.errors import UserError, first_line
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=1)  # how long processes wait for the slowest, which may have to read its data first
+_LONGEST_WAIT = 7 * 24 * 60  # minutes
+WAIT_MINUTES = 10.0  # how long processes wait for the slowest, which may have to read its data first
 _ENVIRONMENT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -239,19 +241,22 @@ def own_device(name: str | None) -> torch.device:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[World]:
-    """The world that this process was started in; on the way out all leave it together.
+def joined(device: torch.device, *, wait_minutes: float = WAIT_MINUTES) -> Iterator[World]:
+    """The world that this process was started in; on the way out all processes leave it together.
 
-    What every process knows (`SharedError`) only the first one raises; the others end with exit code 2.
+    A process that does not respond for `wait_minutes` ends the others. An error that every process knows
+    (`SharedError`) is raised by rank 0 only; the others exit with code 2.
     """
-    if not launched() or device.type == "mps":  # of which there is one, so that there is nobody to join
+    if not math.isfinite(wait_minutes) or not 0 < wait_minutes <= _LONGEST_WAIT:
+        raise UserError(f"--wait-minutes must be above 0 and at most {_LONGEST_WAIT}, got {wait_minutes:g}.")
+    if not launched() or device.type == "mps":  # a machine has one MPS device, so there are no other processes
         yield World()
         return
-    world = _join(device)
+    world = _join(device, timedelta(minutes=wait_minutes))
     try:
         yield world
     except SharedError as error:
-        # The traceback holds the training, and nccl waits for graphs that it is captured in to be gone.
+        # The traceback holds the training, and nccl waits until the graphs that it is captured in are gone.
         traceback.clear_frames(error.__traceback__)
         _leave(world)
         if world.leads:
@@ -260,25 +265,27 @@ def joined(device: torch.device) -> Iterator[World]:
     except RuntimeError as error:
         if not _lost(error):
             raise
-        # Whoever is missing said why, or was killed.
         if world.leads:
+            timed_out = "timed out" in str(error).lower()
+            what = f"did not respond for {wait_minutes:g} minutes" if timed_out else "ended"
+            longer = " (--wait-minutes waits longer)" if timed_out else ""
             raise UserError(
-                "Another process of this training ended, so this one cannot go on; what was written is intact, "
-                "and the same command with --resume goes on from there."
+                f"Another process of this training {what}, so this one cannot continue{longer}; what was written is "
+                "intact, and the same command with --resume continues from there."
             ) from error
         raise SystemExit(2) from None
     else:
         _leave(world)
 
 
-def _join(device: torch.device) -> World:
+def _join(device: torch.device, timeout: timedelta) -> World:
     try:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        host = dist.new_group(backend="gloo", timeout=PATIENCE)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        host = dist.new_group(backend="gloo", timeout=timeout)
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UserError(
             f"The processes of this training could not find each other ({first_line(error)}); "
-            "see the addresses given to torchrun."
+            "check the addresses given to torchrun."
         ) from error
     assert isinstance(host, dist.ProcessGroup)
     return World(dist.get_rank(), dist.get_world_size(), host)
@@ -286,11 +293,11 @@ def _join(device: torch.device) -> World:
 
 def _leave(world: World) -> None:
     gc.collect()
-    # A process that left early would break the connections of those that are still talking.
+    # A process that left early would break the connections of those that are still communicating.
     dist.barrier(group=world.host)
     dist.destroy_process_group()
 
 
 def _lost(error: RuntimeError) -> bool:
-    """Whether an error means that the other end is gone; gloo has words for it and no class."""
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+    """Whether an error means that another process is gone or stalled; gloo has messages for it and no class."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "timed out" in str(error).lower()

@@ -6,7 +6,7 @@ writes the run folder and reports.
 """
 
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from codinet.cost import block_costs
 from codinet.data.dataset import Dataset
 from codinet.data.placing import Loader
 from codinet.data.resident import epoch_order
-from codinet.data.stream import lost_workers
 from codinet.environment import describe, is_out_of_memory
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation
@@ -33,7 +32,7 @@ from codinet.train.building import Builder, Go, Means
 from codinet.train.checkpoint import Checkpoint, Position
 from codinet.train.distillation import Teacher
 from codinet.train.distributed import World, seed_apart
-from codinet.train.folder import alone_in, open_folder
+from codinet.train.folder import CHECKPOINTS, claimed_folder, identify
 from codinet.train.judging import Judge
 from codinet.train.reporting import Reporter
 from codinet.train.sources import begin_from, read_sources
@@ -69,7 +68,7 @@ def train(
     Every process of a `world` calls this alike; with `sync_bn` BatchNorm sees the batches of all of them.
     """
     world = world or World()
-    with reporter if reporter and world.leads else Reporter() as told, lost_workers():
+    with reporter if reporter and world.leads else Reporter() as told:
         try:
             fast = device.type == "cuda"
             means = Means(
@@ -109,11 +108,9 @@ class _Training:
         self.means = replace(means, kernels=able, sync_bn=means.sync_bn and world.size > 1)
         self.world, self.stages = world, stages_of(config)
         self.builder = Builder(self._make_step, self.means, device, world, reporter.warn)
-        brief = world.each(self._set_up)
-        here = {} if world.size == 1 else {"processes": world.size}
-        # Last, so that settings that cannot work leave no folder in the way of the next try.
-        self.folder = world.lead(lambda: open_folder(out, config, brief, describe(device) | here, resume=resume))
-        world.each(lambda: self._require_same_data(brief))
+        self.out, self.resume = out, resume
+        # Before the folder is created, so that settings that cannot work leave no folder behind.
+        self.brief = world.each(self._set_up)
 
     def _set_up(self) -> DataBrief:
         self.splits = split_data(self.config, self.dataset, self.device, self.world, self.means.loader)
@@ -136,10 +133,10 @@ class _Training:
             seed_apart(self.config.seed, self.world.rank)
         return brief
 
-    def _require_same_data(self, brief: DataBrief) -> None:
-        if self.folder.data.sha256 != brief.sha256:
+    def _require_same_data(self) -> None:
+        if self.folder.data.sha256 != self.brief.sha256:
             raise UserError(
-                f"Process {self.world.rank} finds other data under the name {brief.name} than the first process "
+                f"Process {self.world.rank} finds other data under the name {self.brief.name} than the first process "
                 "does; give all machines the same."
             )
 
@@ -151,13 +148,18 @@ class _Training:
         return BudgetController(budget, steps=self.stages[0].epochs * self.splits.steps, device=self.device)
 
     def run(self) -> tuple[RunFolder, Evaluation]:
-        if self.world.lead(lambda: self.folder.finished):
-            self.reporter.warn(f"{self.folder.path} is finished already; here is what it reached.")
-            self.model.load_state_dict(self.world.lead(lambda: self.folder.load_model().state_dict()))
-            return self.folder, self.judge.evaluate(self.model, self.splits.test)
-        with ExitStack() as held:
-            self.world.lead(lambda: held.enter_context(alone_in(self.folder.path)))
-            return self._train()
+        with ExitStack() as claim:
+            self.folder = self.world.lead(lambda: claim.enter_context(self._claim()))
+            self.world.each(self._require_same_data)
+            if not self.world.lead(lambda: self.folder.finished):
+                return self._train()
+        self.reporter.warn(f"The run in {self.folder.path} is already finished. These are its results.")
+        self.model.load_state_dict(self.world.lead(lambda: self.folder.load_model().state_dict()))
+        return self.folder, self.judge.evaluate(self.model, self.splits.test)
+
+    def _claim(self) -> AbstractContextManager[RunFolder]:
+        here = describe(self.device) | ({} if self.world.size == 1 else {"processes": self.world.size})
+        return claimed_folder(self.out, self.config, self.brief, here, resume=self.resume)
 
     def _train(self) -> tuple[RunFolder, Evaluation]:
         found = self.world.lead(self._find_start)
@@ -185,9 +187,11 @@ class _Training:
         return self.folder, evaluation
 
     def _find_start(self) -> Checkpoint:
-        for place in (self.folder.path, self.folder.path / "checkpoints"):
+        checkpoints = self.folder.path / CHECKPOINTS
+        for place in (self.folder.path, checkpoints):
             files.sweep(place)
-        found = checkpoint.latest(self.folder.path / "checkpoints", self.reporter.warn) or Checkpoint()
+        run = identify(self.folder.config, self.folder.data)
+        found = checkpoint.latest(checkpoints, self.reporter.warn, run) or Checkpoint()
         self.folder.keep_metrics(self.folder.metrics()[: found.position.rows])
         return found
 
@@ -336,7 +340,8 @@ class _Training:
     def _save(self, position: Position, step: Step) -> None:
         stage = self.stages[min(position.stage, len(self.stages) - 1)]
         self.world.each(partial(self._stop_if_not_finite, stage, position.epoch, step))
-        checkpoint.save(self.folder.path / "checkpoints", position, self.model, step, self.controller)
+        run = identify(self.folder.config, self.folder.data)
+        checkpoint.save(self.folder.path / CHECKPOINTS, position, self.model, step, self.controller, run)
         self.saved_at = time.monotonic()
 
 
