@@ -1,4 +1,4 @@
-"""An explorer over the small run, asked without a network in between."""
+"""The explorer of the small run: in this process without a network, and as a process."""
 
 import io
 import os
@@ -67,32 +67,24 @@ def hundred_megapixels() -> bytes:
     return stream.getvalue()
 
 
-@pytest.fixture
-def explore_process() -> Iterator[Callable[..., tuple[int, tuple[str, int]]]]:
-    """`codinet explore RUN` as a process of its own; its id and address."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(run: Path) -> tuple[int, tuple[str, int]]:
-        code = (
-            "import sys; from pathlib import Path; from codinet.commands.explore import Args, run; "
-            "run(Args(Path(sys.argv[1]), port=0, device='cpu'))"
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, str(run)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        started.append(process)
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        found = re.search(r"http://([\d.]+):(\d+)/", said)
-        assert found, said
-        return process.pid, (found[1], int(found[2]))
-
-    yield start
-    for process in started:
+@pytest.fixture(scope="session")
+def explore_process(finished_run: Path) -> Iterator[tuple[int, tuple[str, int]]]:
+    """`codinet explore RUN` as a process of its own; gives its id and address."""
+    code = (
+        "import sys; from pathlib import Path; from codinet.commands.explore import Args, run; "
+        "run(Args(Path(sys.argv[1]), port=0, device='cpu'))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(finished_run)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        line = process.stdout.readline()
+        found = re.search(r"http://([\d.]+):(\d+)/", line)
+        assert found, line
+        yield process.pid, (found[1], int(found[2]))
         process.terminate()
         process.wait(60)
-        assert process.stdout is not None
-        process.stdout.close()

@@ -18,8 +18,9 @@ from codinet.cli import main
 from codinet.cost import block_costs
 from codinet.data import Dataset
 from codinet.data.digits import load_digits
+from codinet.data.lazy import LazyImages
+from codinet.explorer.answers import png
 from codinet.explorer.app import create_app
-from codinet.explorer.pictures import png
 from codinet.predict import Predictor
 from codinet.runs import RunFolder
 from codinet.zoo.open_run import open_run
@@ -178,28 +179,85 @@ def test_an_image_that_is_not_there_is_refused(explorer: Any, index: int) -> Non
     for address in (f"/api/images/{index}.png", f"/api/images/{index}/route"):
         answer = explorer.get(address)
         assert answer.status_code == 404
-        assert answer.json()["error"] == f"There is no test image {index}; they count from 0 to 39."
+        assert answer.json()["error"] == f"There is no test image {index}; they are numbered from 0 to 39."
 
 
 @pytest.mark.parametrize(
-    ("address", "words", "named"),
+    ("address", "words", "sentence"),
     [
-        ("/api/images/0/route", {"threshold": "1.1"}, "threshold"),
-        ("/api/images/0/route", {"threshold": "nan"}, "threshold"),
-        ("/api/images/0/route", {"view": "<script>"}, "view"),
-        ("/api/images/0/route", {"seed": "-1"}, "seed"),
-        ("/api/images", {"limit": "100000"}, "limit"),
-        ("/api/images", {"order": "best"}, "order"),
-        ("/api/map", {"kind": "umap"}, "kind"),
-        ("/api/images/x.png", {}, "index"),
+        ("/api/images/0/route", {"threshold": "1.1"}, "Invalid threshold: input should be less than or equal to 1."),
+        ("/api/images/0/route", {"threshold": "nan"}, "Invalid threshold: "),
+        ("/api/images/0/route", {"view": "<script>"}, "Invalid view: input should be 'crop', 'mirror', "),
+        ("/api/images/0/route", {"seed": "-1"}, "Invalid seed: input should be greater than or equal to 0."),
+        ("/api/images/0/route", {"seed": "-1", "threshold": "2"}, "Invalid threshold: "),
+        ("/api/images", {"limit": "100000"}, "Invalid limit: input should be less than or equal to 100."),
+        ("/api/images", {"order": "best"}, "Invalid order: input should be 'random', "),
+        ("/api/images", {"label": "10"}, "Invalid label: classes are numbered from 0 to 9."),
+        ("/api/map", {"kind": "umap"}, "Invalid kind: input should be 'pca' or 'tsne'."),
+        ("/api/images/x.png", {}, "Invalid index: input should be a valid integer"),
     ],
 )
-def test_wrong_values_are_named_and_not_repeated(
-    explorer: Any, address: str, words: dict[str, str], named: str
+def test_invalid_values_get_their_rule_and_are_not_repeated(
+    explorer: Any, address: str, words: dict[str, str], sentence: str
 ) -> None:
     answer = explorer.get(address, params=words)
     assert answer.status_code == 422
-    assert answer.json() == {"error": f"This request has a value that does not fit: {named}."}
+    assert answer.json()["error"].startswith(sentence)
+    assert "<" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "value", ["10000000000000000000000", "-10000000000000000000000", "9" * 5000, "1e400", "٣" * 30]
+)
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("/api/images", "label"),
+        ("/api/images", "seed"),
+        ("/api/images", "limit"),
+        ("/api/images", "order"),
+        ("/api/images/0/route", "threshold"),
+        ("/api/images/0/route", "view"),
+        ("/api/images/0/route", "seed"),
+        ("/api/map", "kind"),
+    ],
+)
+def test_huge_numbers_are_refused_in_every_parameter(explorer: Any, address: str, name: str, value: str) -> None:
+    answer = explorer.get(address, params={name: value})
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(f"Invalid {name}: ")
+
+
+def test_a_network_that_computes_nan_is_refused(run: RunFolder, few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(folder: RunFolder, device: torch.device) -> Any:
+        model = load_model(folder, device)
+        model.fc.bias.data.fill_(torch.nan)
+        return model
+
+    load_model = RunFolder.load_model
+    monkeypatch.setattr(RunFolder, "load_model", damaged)
+    with TestClient(create_app(run, few), base_url="http://localhost") as client:
+        answer = client.get("/api/images/0/route")
+    assert answer.status_code == 422
+    assert "NaN" in answer.json()["error"]
+
+
+def test_a_test_image_whose_file_has_gone_is_refused(run: RunFolder, few: Dataset, tmp_path: Path) -> None:
+    """Of a folder larger than memory, images are read when they are asked for."""
+    paths = [str(tmp_path / f"{index}.png") for index in range(len(few.test))]
+    for file, image_CHW in zip(paths[1:], few.test.images_NCHW[1:], strict=True):
+        Path(file).write_bytes(png(image_CHW))
+    lazy = replace(few, test=replace(few.test, images_NCHW=LazyImages(paths, 1, (8, 8))))
+    Path(paths[0]).write_bytes(png(few.test.images_NCHW[0]))
+    with TestClient(create_app(run, lazy), base_url="http://localhost") as client:
+        assert client.get("/api/images/0.png").content == png(few.test.images_NCHW[0])
+        assert client.get("/api/images/0/route").status_code == 200
+        Path(paths[0]).unlink()
+        for address in ("/api/images/0.png", "/api/images/0/route"):
+            answer = client.get(address)
+            assert answer.status_code == 404
+            assert answer.json() == {"error": "The file of test image 0 cannot be read any more."}
+        assert client.get("/api/images/1/route").status_code == 200
 
 
 def test_map_lays_out_every_image(explorer: Any, run: RunFolder) -> None:

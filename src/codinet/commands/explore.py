@@ -1,4 +1,4 @@
-"""`codinet explore`: a local page on which to see how a run routes images."""
+"""`codinet explore`: a local web page that shows how a run routes images."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ class Args:
     run: tyro.conf.Positional[Path]
     """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
     host: str = "127.0.0.1"
-    """Address to serve on; any but this one lets other machines in."""
+    """Address to serve on; with any other, other machines can connect."""
     port: int = 8000
     """Port to serve on; 0 takes any free one."""
     open: bool = False
     """Open the page in the default browser."""
     data_root: Path = DATA_ROOT
-    """Folder that holds the data sets."""
+    """Folder with the data sets."""
     device: str | None = None
-    """cpu, cuda, mps. Default: the best there is."""
+    """cpu, cuda or mps. Default: the best available."""
 
 
 def run(args: Args) -> None:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C or SIGTERM."""
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"The explorer needs {' and '.join(missing)}; install with pip install 'codinet[explore]'.")
@@ -40,11 +40,11 @@ def run(args: Args) -> None:
 
     device = pick_device(args.device)
     folder = open_run(args.run)
-    # Taken first, so that a port in use is said before a large data set is read.
+    # First, so that a port in use is reported before a large data set is read.
     listener = listen(args.host, args.port)
     try:
         app = create_app(folder, _dataset(folder, args.data_root), device=device, host=args.host)
-    except UserError:
+    except BaseException:
         listener.close()
         raise
     url = address(args.host, listener)
@@ -53,7 +53,7 @@ def run(args: Args) -> None:
 
 
 def _dataset(folder: RunFolder, root: Path) -> Dataset | None:
-    """The run's data set, or None with a word about it: uploads can be routed without."""
+    """The run's data set, or None and a note if it cannot be loaded; uploads can be routed without it."""
     try:
         return folder.load_dataset(root)
     except UserError as error:

@@ -1,28 +1,48 @@
-"""Routing space: where images lie by their relaxed paths, who lies near, and charts of it.
+"""Routing space: each test image is a point, its relaxed path; nearest points, and maps of all of them.
 
-A point is an image's run probabilities, one coordinate a block; distance is Euclidean, as in the paper's
-losses. Knows nothing of networks, files or pictures.
+A point has one coordinate per block, the probability that the block runs. Distances are Euclidean, as in the paper's
+losses. The PCA map is computed at once. The t-SNE map takes seconds, so it is computed in the background when a page
+first asks for it, and kept in the run folder; or it is taken from `codinet analyze`.
 """
 
-from typing import NamedTuple
+import hashlib
+import importlib.util
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 
+from codinet import files
+from codinet.analysis.embedding import TSNE_POINTS, choose, pca, tsne
+from codinet.analysis.folders import kept_analysis
+from codinet.errors import UserError
 from codinet.records import PathTable
+from codinet.runs import RunFolder
+
+Kind = Literal["pca", "tsne"]
+State = Literal["absent", "idle", "computing", "ready"]
+FILE = "explorer-tsne.safetensors"
+MAX_POINTS = 10_000  # more would cover each other, and slow the browser down
+TSNE_SECONDS = 300.0  # it takes 3 to 10 s on two cores
+_log = logging.getLogger(__name__)
 
 
 class Near(NamedTuple):
-    """A test image, by its place in the set, and how far its relaxed path is."""
+    """The index of a test image, and the distance of its relaxed path."""
 
     image: int
     distance: float
 
 
 class Chart(NamedTuple):
-    """Some test images laid out in the plane."""
+    """Some test images, laid out in the plane."""
 
-    index_P: torch.Tensor  # their places in the test set
-    map_P2: torch.Tensor  # within the unit square
+    index_P: torch.Tensor  # their indices in the test set
+    map_P2: torch.Tensor  # in the unit square
 
 
 class RoutingSpace:
@@ -37,11 +57,11 @@ class RoutingSpace:
 
     @property
     def flat(self) -> bool:
-        """Whether all images lie at one point, so that there is nothing to lay out."""
+        """Whether all images have the same point, so that a map would show nothing."""
         return bool((self.points_TN == self.points_TN[0]).all())
 
     def nearest(self, point_N: torch.Tensor, count: int, *, besides: int | None = None) -> list[Near]:
-        """The images closest to a relaxed path, nearest first; `besides` leaves one out."""
+        """The images closest to a relaxed path, nearest first, without the image `besides`."""
         distance_T = _distance(self.points_TN, point_N)
         if besides is not None:
             distance_T[besides] = torch.inf
@@ -50,7 +70,7 @@ class RoutingSpace:
         return [Near(index, value) for index, value in zip(indices.tolist(), values.tolist(), strict=True)]
 
     def place(self, point_N: torch.Tensor, chart: Chart, *, among: int = 5) -> tuple[float, float]:
-        """Where a point falls on a chart: between the nearest of the images there, the nearer the closer."""
+        """Where a point belongs on a chart: the mean of its nearest images there, weighted by their closeness."""
         distance_P = _distance(self.points_TN[chart.index_P], point_N)
         values, indices = distance_P.topk(min(among, len(distance_P)), largest=False)
         weight_A = (values + 1e-6) ** -2
@@ -63,7 +83,135 @@ def _distance(points_TN: torch.Tensor, point_N: torch.Tensor) -> torch.Tensor:
 
 
 def fit(map_P2: torch.Tensor) -> torch.Tensor:
-    """A layout moved and scaled alike in both directions into the unit square, its middle in the middle."""
+    """The layout, centred and scaled into the unit square, with the same scale in both directions."""
     low_2, high_2 = map_P2.amin(dim=0), map_P2.amax(dim=0)
     span = float((high_2 - low_2).max()) or 1.0
     return ((map_P2 - (low_2 + high_2) / 2) / span + 0.5).double()
+
+
+class Maps:
+    """The maps of a run as the page draws them: PCA at once, t-SNE when it is ready."""
+
+    def __init__(self, space: RoutingSpace, folder: Path) -> None:
+        self.space = space
+        index_P = choose(len(space), MAX_POINTS, seed=0)
+        layout_P2, _ = pca(space.points_TN[index_P])
+        self._pca, self.tsne = Chart(index_P, fit(layout_P2)), Tsne(space, folder)
+        self._written: dict[Kind, bytes] = {}
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """Those that exist or can be computed."""
+        return ["pca"] if self.tsne.state == "absent" else ["pca", "tsne"]
+
+    def content(self, kind: Kind) -> bytes | None:
+        """The map as JSON, or None while it is being computed; the first call for t-SNE starts that."""
+        if kind == "tsne":
+            self.tsne.start()
+        chart = self._pca if kind == "pca" else self.tsne.chart
+        if kind not in self._written and chart is not None:
+            self._written[kind] = json.dumps({"state": "ready", **self._columns(chart)}, separators=(",", ":")).encode()
+        return self._written.get(kind)
+
+    def _columns(self, chart: Chart) -> dict[str, Any]:
+        """The chart and its images, one list per column."""
+        paths, index_P = self.space.paths, chart.index_P
+        x_P, y_P = (chart.map_P2 * 10_000).round().long().T.tolist()  # finer than the pixels of a screen
+        return {
+            "index": index_P.tolist(),
+            "x": x_P,
+            "y": y_P,
+            "label": paths.label_T[index_P].tolist(),
+            "prediction": paths.prediction_T[index_P].tolist(),
+            "blocks_run": paths.path_TN[index_P].long().sum(dim=1).tolist(),
+        }
+
+    def places(self, point_N: torch.Tensor) -> dict[str, tuple[float, float]]:
+        """Where a relaxed path belongs on each map that exists."""
+        charts = {"pca": self._pca, "tsne": self.tsne.chart}
+        return {kind: self.space.place(point_N, chart) for kind, chart in charts.items() if chart is not None}
+
+
+class Tsne:
+    """The t-SNE chart: loaded, or computed in the background after `start`."""
+
+    def __init__(self, space: RoutingSpace, folder: Path) -> None:
+        self._points_TN, self._folder, self._lock = space.points_TN, folder, threading.Lock()
+        self.thread: threading.Thread | None = None
+        self._end = 0.0  # when the computation counts as failed
+        self.chart: Chart | None = self._analysed() or self._kept()
+        missing = importlib.util.find_spec("sklearn") is None
+        self._state: State = "ready" if self.chart is not None else "absent" if missing else "idle"
+
+    @property
+    def state(self) -> State:
+        late = self._state == "computing" and time.monotonic() > self._end
+        return "absent" if late else self._state
+
+    def start(self) -> None:
+        """Compute it in the background, unless that has begun."""
+        with self._lock:
+            if self._state != "idle":
+                return
+            # A daemon, so that the process can end without waiting for it.
+            self.thread = threading.Thread(target=self._compute, name="codinet-explore-tsne", daemon=True)
+            self._state, self._end = "computing", time.monotonic() + TSNE_SECONDS
+            try:
+                self.thread.start()
+            except RuntimeError:
+                _log.warning("the t-SNE map could not be computed: the system has no thread left")
+                self._state, self.thread = "absent", None
+
+    def _compute(self) -> None:
+        try:
+            index_P = choose(len(self._points_TN), TSNE_POINTS, seed=0)
+            layout_P2 = tsne(self._points_TN[index_P], seed=0)
+        except Exception:
+            # The explorer is useful without it.
+            _log.exception("the t-SNE map could not be computed")
+            layout_P2 = None
+        if layout_P2 is None:  # or too few distinct paths
+            self._state = "absent"
+            return
+        self.chart, self._state = _turned(index_P, layout_P2), "ready"
+        try:
+            tensors = {"index_P": index_P, "layout_P2": layout_P2}
+            files.save_tensors(self._folder / FILE, tensors, about=_digest(self._points_TN))
+        except (OSError, UserError):
+            _log.info("the run folder cannot be written; the t-SNE map will be computed again next time")
+
+    def _kept(self) -> Chart | None:
+        """The chart that an earlier explorer computed, if it is of these points."""
+        try:
+            tensors, about = files.load_tensors(self._folder / FILE)
+        except UserError:
+            return None
+        own = about == _digest(self._points_TN)
+        return self._checked(tensors.get("index_P"), tensors.get("layout_P2")) if own else None
+
+    def _analysed(self) -> Chart | None:
+        """The chart that `codinet analyze` computed, if it is of this network and data."""
+        try:
+            known = kept_analysis(RunFolder.open(self._folder))
+        except (OSError, UserError):
+            return None
+        return None if known is None else self._checked(known.tensors.get("tsne_index"), known.tensors.get("tsne"))
+
+    def _checked(self, index_P: torch.Tensor | None, layout_P2: torch.Tensor | None) -> Chart | None:
+        """The chart, if the tensors can be one of these points."""
+        if index_P is None or layout_P2 is None or index_P.dtype != torch.int64 or index_P.ndim != 1:
+            return None
+        if len(index_P) == 0 or layout_P2.shape != (len(index_P), 2) or not layout_P2.is_floating_point():
+            return None
+        inside = int(index_P.min()) >= 0 and int(index_P.max()) < len(self._points_TN)
+        return _turned(index_P, layout_P2) if inside and bool(layout_P2.isfinite().all()) else None
+
+
+def _turned(index_P: torch.Tensor, layout_P2: torch.Tensor) -> Chart:
+    """The layout turned so that it is widest from left to right, which changes no distance."""
+    turned_P2, _ = pca(layout_P2)
+    return Chart(index_P, fit(turned_P2))
+
+
+def _digest(points_TN: torch.Tensor) -> str:
+    return hashlib.sha256(points_TN.contiguous().numpy().data).hexdigest()
