@@ -8,7 +8,7 @@ import codinet
 PACKAGE = Path(codinet.__file__).parent
 
 ROOMS = [  # a room may import from itself and from those before it
-    *("errors", "published", "records", "files", "environment", "kernels"),
+    *("errors", "checks", "published", "records", "files", "environment", "kernels"),
     *("relaxation", "routers", "backbones", "model", "adopt", "cost", "losses"),
     *("config", "presets", "data", "evaluate", "thresholds", "runs", "zoo", "predict"),
     *(

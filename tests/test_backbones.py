@@ -1,6 +1,7 @@
 """Residual blocks, their shortcuts, and torchvision's parameter names."""
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from codinet import block_costs, create_model
-from codinet.backbones import ARCHITECTURES, BasicBlock, Block, Bottleneck, StrideOn
+from codinet import UserError, block_costs, create_model
+from codinet.backbones import ARCHITECTURES, Architecture, BasicBlock, Block, Bottleneck, StrideOn
 
 quick = settings(deadline=None, derandomize=True, max_examples=15)
 
@@ -178,3 +179,33 @@ def test_a_networks_weights_follow_the_seed() -> None:
         states.append(create_model("resnet20").state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not torch.equal(states[0]["conv1.weight"], states[2]["conv1.weight"])
+
+
+# --- what they refuse
+
+
+@pytest.mark.parametrize("kind", [BasicBlock, Bottleneck])
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ((0, 4, 1, "3x3"), "in_channels must be a whole number from 1"),
+        ((4, 4.0, 1, "3x3"), "width must be a whole number from 1"),
+        ((4, 4, 0, "3x3"), "stride must be a whole number from 1"),
+        ((4, 4, 1, "zz"), "Unknown stride_on 'zz'; choose from 3x3, 1x1"),
+        ((4, 4, 1, None), "The stride_on must be one of 3x3, 1x1, got None"),
+    ],
+)
+def test_a_block_of_impossible_sizes_is_refused(kind: Any, sizes: tuple[Any, ...], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        kind(*sizes)
+
+
+def test_a_basic_block_does_not_lose_channels() -> None:
+    with pytest.raises(UserError, match="width must be at least in_channels, 8, got 4"):
+        BasicBlock(8, 4, 1, "3x3")
+
+
+@pytest.mark.parametrize(("counts", "widths"), [((1, 1), (4,)), ((), ()), ((0,), (4,)), ((1,), (0,))])
+def test_an_architecture_has_blocks_of_some_width_in_every_stage(counts: Any, widths: Any) -> None:
+    with pytest.raises(UserError, match="stage"):
+        Architecture(BasicBlock, counts, widths, image_size=32, paper_unit=1)

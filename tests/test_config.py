@@ -71,15 +71,18 @@ def test_where_the_data_lie_does_not_tell_runs_apart() -> None:
     ("change", "words"),
     [
         ({"speed": 3}, "config .*unknown or missing entries speed"),
-        ({"seed": None}, "config.seed holds None"),
-        ({"seed": True}, "config.seed holds True"),
-        ({"seed": 1.0}, "config.seed holds 1.0"),
-        ({"source": 3}, "config.source holds 3"),
-        ({"losses": []}, r"config.losses should hold named values, not \[\]"),
+        ({"seed": None}, "config.seed must be a whole number, got None"),
+        ({"seed": True}, "config.seed must be a whole number, got True"),
+        ({"seed": 1.0}, "config.seed must be a whole number, got 1.0"),
+        ({"source": 3}, "config.source must be text, got 3"),
+        ({"losses": []}, r"config.losses must hold named values, got \[\]"),
         ({"losses": {}}, "config.losses .*unknown or missing entries alpha, beta"),
-        ({"schedule": {**to_dict(run())["schedule"], "schedule": "linear"}}, "config.schedule.schedule holds 'linear'"),
-        ({"network": {**to_dict(run())["network"], "tau": "1"}}, "config.network.tau holds '1'"),
-        ({"network": {**to_dict(run())["network"], "routed": 1}}, "config.network.routed holds 1"),
+        (
+            {"schedule": {**to_dict(run())["schedule"], "schedule": "linear"}},
+            "config.schedule.schedule must be one of multistep, cosine, got 'linear'",
+        ),
+        ({"network": {**to_dict(run())["network"], "tau": "1"}}, "config.network.tau must be a number, got '1'"),
+        ({"network": {**to_dict(run())["network"], "routed": 1}}, "config.network.routed must be True or False, got 1"),
     ],
 )
 def test_entries_that_do_not_fit_are_named(change: dict[str, Any], words: str) -> None:
@@ -107,7 +110,7 @@ def test_a_config_from_before_these_options_has_none_of_them() -> None:
 def test_milestones_of_another_kind_do_not_fit(value: Any) -> None:
     values = to_dict(run())
     values["schedule"]["milestones"] = value
-    with pytest.raises(UserError, match=r"config.schedule.milestones holds"):
+    with pytest.raises(UserError, match=r"config.schedule.milestones must be a list of which each is a number"):
         from_dict(values)
 
 
@@ -162,10 +165,25 @@ def test_resolving_twice_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"network": {"arch": "resnet21"}}, "'resnet21' is no architecture .*perhaps you meant resnet"),
-        ({"network": {"router": "fcc"}}, "no router known here .perhaps you meant fc"),
+        ({"network": {"arch": "resnet21"}}, "Unknown architecture 'resnet21' .*perhaps you meant resnet"),
+        ({"network": {"router": "fcc"}}, "Unknown router 'fcc' .perhaps you meant fc"),
         ({"network": {"relaxation": "gumble"}}, "perhaps you meant gumbel"),
-        ({"network": {"tau": 0}}, "--tau 0"),
+        ({"network": {"tau": 0}}, "--tau 0 must be above 0"),
+        ({"network": {"tau": -1.0}}, "--tau -1 must be above 0"),
+        ({"network": {"tau": 1e-300}}, "--tau 1e-300 must be above 0, at least 1e-06"),
+        ({"network": {"tau": "1"}}, "--tau must be a number, got '1'"),
+        ({"network": {"tau": 10**400}}, "--tau must be a number, got"),
+        ({"network": {"stride_on": "zz"}}, "--stride-on must be one of 3x3, 1x1, got 'zz'"),
+        ({"network": {"routed": 1}}, "--routed must be True or False, got 1"),
+        ({"network": None}, "network must be a NetworkConfig, got None"),
+        ({"losses": {"beta": 1e300}}, "at most 1e6, got 1e[+]300"),
+        ({"losses": {"paths": "noisy"}}, "--paths must be one of noise-free, noised, got 'noisy'"),
+        ({"schedule": {"epochs": 2.5}}, "--epochs must be a whole number, got 2.5"),
+        ({"schedule": {"epochs": 10**400}}, "--epochs must be at most 2147483647, got 1000"),
+        ({"schedule": {"epochs": 10**5000}}, "--epochs must be at most 2147483647, got a value of type int"),
+        ({"schedule": {"milestones": [0.5]}}, "--milestones must be a list"),
+        ({"source": None}, "--source must be text, got None"),
+        ({"seed": "0"}, "--seed must be a whole number, got '0'"),
         ({"losses": {"budget": 0.0}}, "budget of 0 "),
         ({"losses": {"budget": 1.01}}, "budget of 1.01"),
         ({"losses": {"budget": 0.5, "gamma": 0.1}}, "--budget and --gamma exclude each other"),
@@ -187,16 +205,17 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"schedule": {"milestones": (0.8, 0.6)}}, "--milestones 0.8 0.6 are not rising shares"),
         ({"schedule": {"milestones": (30.0, 60.0)}}, "--milestones 30 60 are not rising shares"),
         ({"schedule": {"milestones": (float("nan"),)}}, "--milestones nan is not a finite number"),
-        ({"schedule": {"milestones": (0.5,), "schedule": "cosine"}}, "--milestones are of --schedule multistep"),
-        ({"network": {"routed": False}, "losses": {"budget": 0.5}}, "--budget is about what routers run"),
-        ({"network": {"routed": False}, "losses": {"gamma": 0.0}}, "--gamma is about what routers run"),
+        ({"schedule": {"milestones": (0.5,), "schedule": "cosine"}}, "--milestones need --schedule multistep"),
+        ({"network": {"routed": False}, "losses": {"budget": 0.5}}, "--budget needs routers"),
+        ({"network": {"routed": False}, "losses": {"gamma": 0.0}}, "--gamma needs routers"),
         ({"extra": {"label_smoothing": 1.0}}, "--label-smoothing 1 must lie"),
+        ({"extra": {"label_smoothing": -0.1}}, "--label-smoothing -0.1 must lie"),
         ({"extra": {"label_smoothing": float("nan")}}, "--label-smoothing nan"),
         ({"extra": {"ema": 1.0}}, "--ema 1 must lie"),
         ({"extra": {"ema": -0.1}}, "--ema -0.1 must lie"),
         ({"extra": {"distill": 0.5}}, "give --teacher a run folder"),
         ({"extra": {"teacher": "run", "distill": 0.0}}, "give --distill a number"),
-        ({"extra": {"teacher": "run", "distill": 1.5}}, "--distill 1.5 is no share"),
+        ({"extra": {"teacher": "run", "distill": 1.5}}, "--distill must be a number from 0 to 1, such as 0.5, got 1.5"),
         ({"extra": {"teacher": "run", "distill": 0.5, "distill_temperature": 0.0}}, "--distill-temperature 0"),
         ({"extra": {"cutout": -1}}, "--cutout -1"),
         ({"extra": {"start_sha256": "0"}}, "give --start too"),

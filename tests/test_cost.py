@@ -1,5 +1,6 @@
 """The cost table against hand counts and a count by layers, and Eq. 10 over it."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from codinet import CoDiNet, CostTable, block_costs, create_model, list_models
+from codinet import CoDiNet, CostTable, UserError, block_costs, create_model, list_models, make_dynamic
 from codinet.backbones import ARCHITECTURES
 from codinet.routers import ROUTERS
 
@@ -174,3 +175,76 @@ def test_loss_weights_sum_to_the_number_of_blocks(name: str) -> None:
     assert weights_N.dtype == torch.float32
     assert weights_N.sum().item() == pytest.approx(len(model.blocks), rel=1e-6)
     assert (weights_N > 0).all()
+
+
+# --- what they refuse
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"run_N": (100, 200)}, "must have one entry per block, got"),
+        ({"run_N": (), "skip_N": (), "router_N": ()}, "must have one entry per block"),
+        ({"run_N": [100, 200, 300]}, "run_N must be a tuple"),
+        ({"run_N": (100, 20, 300)}, "run_N must be at least skip_N"),
+        ({"skip_N": (0, -1, 0)}, "An entry of skip_N must be a whole number from 0"),
+        ({"router_N": (1.5, 2, 3)}, "An entry of router_N must be a whole number"),
+        ({"fixed": 10**400}, "fixed must be a whole number"),
+        ({"paper_unit": 0}, "paper_unit must be a whole number from 1 to 2, got 0"),
+        ({"image_shape": (3, 8)}, "image_shape must be"),
+        ({"run_N": (0,) * 3, "skip_N": (0,) * 3, "fixed": 0}, "must hold some MACs"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        dataclasses.replace(HAND, **change)
+
+
+@pytest.mark.parametrize("path", [None, [1, 0, 1], torch.ones(3), torch.ones(2, 4), torch.ones(1, 3, 1)])
+def test_paths_have_a_decision_for_each_block(path: Any) -> None:
+    for function in (HAND.path_macs, HAND.share):
+        with pytest.raises(UserError, match="paths must be"):
+            function(path)
+
+
+def test_blocks_that_cost_nothing_cannot_be_weighed() -> None:
+    with pytest.raises(UserError, match="adds no MACs"):
+        dataclasses.replace(HAND, run_N=(0, 50, 0)).loss_weights()
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ((1, 32, 32), r"takes images of 3 channels, and image_shape has 1: \(1, 32, 32\)"),
+        ((3, 32), "image_shape must be"),
+        ("abc", "image_shape must be"),
+        ((3, 32, -1), "width of image_shape must be a whole number from 1 to 65536, got -1"),
+        ((3, 32.0, 32), "height of image_shape must be"),
+        ((3, 10**30, 32), "height of image_shape must be"),
+    ],
+)
+def test_images_that_the_network_cannot_take_have_no_cost(shape: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        block_costs(create_model("resnet20"), shape)
+
+
+def test_a_forward_that_fails_on_such_images_is_named() -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 4, 1), nn.Linear(4 * 64, 5)
+            self.blocks = nn.Sequential(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.blocks(self.conv(x)).flatten(1))
+
+    network = make_dynamic(Picky(), blocks="blocks.*", image_shape=(3, 8, 8))
+    with pytest.raises(UserError, match="This network cannot take images of 3×9×9: "):
+        block_costs(network, (3, 9, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_network_of_any_precision_has_the_same_costs(dtype: torch.dtype) -> None:
+    assert block_costs(create_model("resnet20").to(dtype), (3, 8, 8)) == block_costs(
+        create_model("resnet20"), (3, 8, 8)
+    )

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from codinet.losses import Terms, consistency, diversity, expected_cost, total
+from codinet.errors import UserError
+from codinet.losses import Terms, consistency, diversity, expected_cost, score_decay, total
 
 quick = settings(deadline=None, derandomize=True, max_examples=25)
 Loss = Callable[..., torch.Tensor]
@@ -230,3 +231,67 @@ def test_eq12_weights_each_term_and_passes_gradients_on(
     loss.backward()
     assert leaves.grad is not None
     assert leaves.grad.tolist() == [1, *weights]
+
+
+# --- what they refuse
+
+
+@pytest.mark.parametrize("loss", [consistency, diversity])
+@pytest.mark.parametrize(
+    "paths",
+    [
+        None,
+        torch.zeros(2, 3),
+        torch.zeros(0, 2, 3),
+        torch.zeros(2, 0, 3),
+        torch.zeros(2, 2, 0),
+        torch.ones(2, 2, 3).int(),
+    ],
+)
+def test_paths_are_floats_of_images_views_and_blocks(loss: Any, paths: Any) -> None:
+    """The mean over no images was NaN."""
+    with pytest.raises(UserError, match="paths must be a tensor of floats, L×M×N and not empty, got"):
+        loss(paths, margin=0.2)
+
+
+@pytest.mark.parametrize("loss", [consistency, diversity])
+@pytest.mark.parametrize("margin", [-0.1, float("nan"), float("inf"), 1e300, "1", None])
+def test_a_margin_is_not_negative(loss: Any, margin: Any) -> None:
+    with pytest.raises(UserError, match=r"margin must be a finite number from 0 to 1e\+06, got"):
+        loss(torch.rand(2, 2, 3), margin=margin)
+
+
+@pytest.mark.parametrize(
+    ("paths", "costs", "sentence"),
+    [
+        (torch.rand(0, 3), torch.rand(3), "paths must be a tensor of floats, B×N and not empty"),
+        (torch.rand(2, 3), torch.rand(4), "costs must be a tensor of floats, 3 and not empty, got a tensor of 4"),
+        (torch.rand(2, 3), torch.rand(3).double(), "paths and costs must have the same dtype and device"),
+        (torch.rand(2, 3), torch.rand(3, device="meta"), "paths and costs must have the same dtype and device"),
+    ],
+)
+def test_costs_belong_to_the_blocks_of_paths(paths: torch.Tensor, costs: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        expected_cost(paths, costs)
+
+
+def test_scores_of_the_decay_are_pairs() -> None:
+    for wrong in (torch.rand(2, 3), torch.rand(2, 3, 3), torch.rand(0, 3, 2)):
+        with pytest.raises(UserError, match="scores must be a tensor of floats, B×N×2"):
+            score_decay(wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"alpha": float("nan")}, "alpha must be a finite number"),
+        ({"beta": "1"}, "beta must be a finite number"),
+        ({"gamma": torch.zeros(2)}, "gamma must be a tensor of floats"),
+        ({"terms": (1, 2, 3, 4)}, "terms must be the four losses"),
+        ({"terms": Terms(*torch.zeros(4, 1))}, "The classification loss must be a tensor of floats"),
+    ],
+)
+def test_weights_and_terms_are_numbers(words: dict[str, Any], sentence: str) -> None:
+    good: dict[str, Any] = {"terms": Terms(*torch.zeros(4)), "alpha": 1.0, "beta": 1.0, "gamma": 1.0}
+    with pytest.raises(UserError, match=sentence):
+        total(**{**good, **words})

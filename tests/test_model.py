@@ -1,6 +1,7 @@
 """Routed networks over the whole registry: Eq. 1, 2 and 7."""
 
 import functools
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -305,14 +306,89 @@ def test_an_unknown_name_ends_in_a_hint(arch: str, router: str, meant: str) -> N
 
 
 def test_a_name_like_nothing_known_ends_in_the_list() -> None:
-    with pytest.raises(UserError, match=r"'vit' is no architecture known here; known are resnet14, .*resnet101"):
+    with pytest.raises(UserError, match=r"Unknown architecture 'vit'; choose from resnet14, .*resnet101"):
         create_model("vit")
 
 
-@pytest.mark.parametrize("config", [ModelConfig(num_classes=0), ModelConfig(in_channels=0)])
-def test_a_network_needs_classes_and_channels(config: ModelConfig) -> None:
-    with pytest.raises(UserError, match="at least one"):
-        CoDiNet(config)
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"num_classes": 0}, "num_classes must be a whole number from 1 to 1000000, got 0"),
+        ({"num_classes": 10**5000}, "num_classes must be a whole number .*, got a value of type int"),
+        ({"num_classes": True}, "num_classes must be a whole number .*, got True"),
+        ({"in_channels": 0}, "in_channels must be a whole number from 1 to 65536, got 0"),
+        ({"in_channels": 3.0}, "in_channels must be a whole number"),
+        ({"routed": "yes"}, "routed must be True or False, got 'yes'"),
+        ({"stride_on": "zz"}, "Unknown stride_on 'zz'; choose from 3x3, 1x1"),
+        ({"stride_on": None}, "The stride_on must be one of 3x3, 1x1, got None"),
+        ({"router": 7}, "The router must be one of fc, cnn, rnn, got 7"),
+        ({"pretrained": 5}, "pretrained must be the name of a trained network"),
+    ],
+)
+@pytest.mark.parametrize("arch", ["resnet20", "resnet50"])
+def test_wrong_arguments_of_a_network_are_refused(arch: str, words: dict[str, Any], sentence: str) -> None:
+    with torch.device("meta"), pytest.raises(UserError, match=sentence):
+        create_model(arch, **words)
+
+
+@pytest.mark.parametrize("arch", [None, 20, ["resnet20"], "", "resnet20\n"])
+def test_an_architecture_is_one_of_the_known_names(arch: Any) -> None:
+    with pytest.raises(UserError, match=r"choose from resnet14|must be one of resnet14"):
+        create_model(arch)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda x: x[0], "takes a batch of images, B×C×H×W, got a tensor of 3×16×16"),
+        (lambda x: x[:0], "takes a batch of images"),
+        (lambda x: x[:, :, :0], "takes a batch of images"),
+        (lambda x: x.tolist(), "takes a batch of images"),
+        (lambda x: x.byte(), "normalised images, which are floats, got a tensor of 2×3×16×16 .uint8 on cpu."),
+        (lambda x: x[:, :1], "images of 3 channels, got a tensor of 2×1×16×16"),
+        (lambda x: x.double(), r"images in torch.float64 and a network in torch.float32; convert one"),
+        (lambda x: x.to("meta"), "images on meta and a network on cpu; move one"),
+    ],
+)
+def test_images_that_a_network_cannot_take_are_refused(wrong: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        classify(built("resnet20"), wrong(images("resnet20")))
+
+
+def test_an_empty_batch_is_refused_and_leaves_the_statistics() -> None:
+    model = create_model("resnet20").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UserError, match="takes a batch of images"):
+        model(images("resnet20")[:0])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_images_of_another_dtype_are_fine_under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert classify(built("resnet20"), images("resnet20").bfloat16()).logits_BK.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.5, 1.5, 7])
+def test_a_forced_decision_is_from_0_to_1(value: float) -> None:
+    path = torch.ones(9)
+    path[4] = value
+    with pytest.raises(UserError, match="decisions of a forced path must be from 0 to 1"):
+        classify(built("resnet20"), images("resnet20"), force=path)
+
+
+@pytest.mark.parametrize(
+    "decide", [None, lambda scores: scores, lambda scores: 1, lambda scores: torch.ones(7)], ids=range(4)
+)
+def test_decide_must_give_a_decision_per_image(decide: Any) -> None:
+    with torch.no_grad(), pytest.raises(UserError, match="decide must"):
+        built("resnet20")(images("resnet20"), decide=decide)
+
+
+def test_nan_in_images_is_refused_in_evaluation() -> None:
+    x_BCHW = images("resnet20")
+    x_BCHW[1, 0, 3, 3] = math.nan
+    with pytest.raises(UserError, match="Router scores must be finite numbers, got NaN; check the images"):
+        classify(built("resnet20"), x_BCHW)
 
 
 @pytest.mark.parametrize(
@@ -335,3 +411,29 @@ def test_saving_and_loading_keep_config_and_weights(config: ModelConfig, tmp_pat
     pairs = zip(classify(model, x_BCHW), classify(loaded.eval(), x_BCHW), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not list(tmp_path.glob("*.bin"))  # weights travel as safetensors only
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("config.json", b"{", "cannot be loaded: Expecting property name"),
+        ("config.json", b"[]", "cannot be loaded"),
+        ("config.json", {"num_classes": 4}, "cannot be loaded: Error.s. in loading state_dict"),
+        ("config.json", {"num_classes": "3"}, "num_classes must be a whole number from 1 to 1000000, got '3'"),
+        ("config.json", {"arch": "resnet15"}, "Unknown architecture 'resnet15'"),
+        ("model.safetensors", b"damaged", "cannot be loaded: Error while deserializing header"),
+        ("model.safetensors", None, "cannot be loaded: No such file"),
+    ],
+)
+def test_a_folder_that_does_not_hold_a_network_is_refused(
+    name: str, content: bytes | dict[str, Any] | None, sentence: str, tmp_path: Path
+) -> None:
+    create_model("resnet14", num_classes=3).save_pretrained(tmp_path)
+    if content is None:
+        (tmp_path / name).unlink()
+    elif isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    else:
+        (tmp_path / name).write_text(json.dumps(json.loads((tmp_path / name).read_text()) | content))
+    with pytest.raises(UserError, match=sentence):
+        CoDiNet.from_pretrained(tmp_path)

@@ -1,11 +1,13 @@
 """Routers: Eq. 3, 4 and the appendix's two others."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codinet import create_model
+from codinet import UserError, create_model
 from codinet.relaxation import hard
 from codinet.routers import ROUTERS, CNNRouter, FCRouter, RNNRouters, Routers, SeparateRouters, fc_routers, pool
 
@@ -215,3 +217,38 @@ def test_the_lstm_scores_match_torch_lstm_over_the_whole_depth() -> None:
         scores_B2, state = router.router(k)(x_BCHW, state)
         scores.append(scores_B2)
     torch.testing.assert_close(torch.stack(scores), expected_NB2)
+
+
+# --- what they refuse
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+@pytest.mark.parametrize("widths", [(), [0], [4, -1], [4.0], "44", None, 4, [10**9]])
+def test_widths_are_whole_numbers_of_one_or_more(kind: str, widths: Any) -> None:
+    with pytest.raises(UserError, match="width"):
+        ROUTERS[kind](widths)
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+@pytest.mark.parametrize("k", [-1, 3, 1.0, None, "0"])
+def test_there_is_a_router_for_each_block_and_no_other(kind: str, k: Any) -> None:
+    with pytest.raises(UserError, match="The number of a block must be a whole number from 0 to 2, got"):
+        build(kind).router(k)
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+@pytest.mark.parametrize("x", [torch.zeros(2, 5, 3, 3), torch.zeros(2, 4), None])
+def test_features_of_another_shape_are_refused(kind: str, x: Any) -> None:
+    routers = build(kind)
+    with pytest.raises(UserError, match="This router takes features of B×4×H×W, got"):
+        routers.router(0)(x, routers.start(torch.zeros(2, 3, 3, 3)))
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), "1", None])
+def test_a_shift_is_a_finite_number(kind: str, amount: Any) -> None:
+    routers = build(kind)
+    before = {name: value.clone() for name, value in routers.state_dict().items()}
+    with pytest.raises(UserError, match="amount must be a finite number, got"):
+        routers.shift(amount)
+    assert all(torch.equal(value, before[name]) for name, value in routers.state_dict().items())

@@ -1,6 +1,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -79,12 +80,52 @@ def test_a_network_costs_what_is_asked_for(budget: float) -> None:
     assert block_costs(model, (3, 8, 8)).share(path_BN).mean().item() == pytest.approx(budget, abs=0.01)
 
 
-@pytest.mark.parametrize("budget", [0.0, -1.0, 1.5, math.nan])
-def test_what_is_no_share_of_a_cost(budget: float) -> None:
-    with pytest.raises(UserError, match="is no share of the static cost"):
+@pytest.mark.parametrize("budget", [0.0, -1.0, 1.5, math.nan, math.inf, "0.5", None, True, 10**400])
+def test_a_budget_that_is_no_share_of_the_static_cost_is_refused(budget: Any) -> None:
+    with pytest.raises(UserError, match="budget must be a finite number above 0 and of at most 1, got"):
         threshold_for(create_model("resnet20"), torch.randn(2, 3, 8, 8), budget)
 
 
-def test_a_static_network_has_no_threshold() -> None:
-    with pytest.raises(UserError, match="a budget is for a routed one"):
+def test_a_static_network_has_no_budget() -> None:
+    with pytest.raises(UserError, match="Budgets apply to routed networks only"):
         threshold_for(create_model("resnet20", routed=False), torch.randn(2, 3, 8, 8), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        (torch.zeros(0, 3, 8, 8), "images must be a tensor of floats, B×C×H×W and not empty"),
+        (torch.zeros(3, 8, 8), "images must be a tensor of floats, B×C×H×W"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "images must be a tensor of floats"),
+        (torch.full((2, 3, 8, 8), math.nan), "images must hold finite numbers, got NaN or infinity"),
+        (torch.full((2, 3, 8, 8), math.inf), "images must hold finite numbers"),
+        (torch.zeros(2, 1, 8, 8), "takes images of 3 channels"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.float64), "must have one dtype"),
+        (torch.zeros(2, 3, 8, 8, device="meta"), "on the meta device"),
+        ([[0.5]], "images must be a tensor"),
+        (None, "images must be a tensor"),
+    ],
+)
+def test_images_that_tell_nothing_give_no_threshold(images: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        threshold_for(create_model("resnet20"), images, 0.5)
+
+
+def test_a_network_whose_routers_give_nan_has_no_threshold() -> None:
+    model = create_model("resnet20")
+    with torch.no_grad():
+        model.get_parameter("routers.each.4.out.bias").fill_(math.nan)
+    with pytest.raises(UserError, match="Router scores must be finite numbers, got NaN"):
+        threshold_for(model, torch.randn(2, 3, 8, 8), 0.5)
+
+
+@pytest.mark.parametrize("batch", [0, -1, 2.5, None, True])
+def test_a_batch_holds_a_whole_number_of_images(batch: Any) -> None:
+    with pytest.raises(UserError, match="batch must be a whole number from 1 to"):
+        threshold_for(create_model("resnet20"), torch.randn(2, 3, 8, 8), 0.5, batch=batch)
+
+
+@pytest.mark.parametrize("cost", [math.nan, math.inf, None, "1"])
+def test_a_cost_that_is_not_finite_ends_the_search(cost: Any) -> None:
+    with pytest.raises(UserError, match=r"The cost at threshold 0\.5 must be a finite number, got"):
+        find_threshold(lambda threshold: cost, 0.5)

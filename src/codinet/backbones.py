@@ -1,22 +1,38 @@
 """Residual networks without routing: blocks, their shortcuts, stems, heads.
 
-A block is F(x) = relu(residual(x) + shortcut(x)); skipping it leaves shortcut(x), which is x itself wherever
-the shape stays. Parameter names are torchvision's, so its state dicts load. Knows nothing of routers.
+A block is F(x) = relu(residual(x) + shortcut(x)); skipping it leaves shortcut(x), which is x itself where the
+shape does not change. Parameter names are torchvision's, so its state dicts load. Knows nothing of routers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from codinet.checks import LARGEST_SIDE, require_choice, require_kind, require_whole, shown
+from codinet.errors import UserError
+
 StrideOn = Literal["3x3", "1x1"]
+MOST_CLASSES = 1_000_000
+
+
+def require_stride_on(value: Any) -> None:
+    """The convolution of a bottleneck that strides."""
+    require_choice("stride_on", value, get_args(StrideOn))
+
+
+def _require_sizes(in_channels: Any, width: Any, stride: Any, stride_on: Any) -> None:
+    require_whole("in_channels", in_channels, 1, LARGEST_SIDE)
+    require_whole("width", width, 1, LARGEST_SIDE)
+    require_whole("stride", stride, 1, LARGEST_SIDE)
+    require_stride_on(stride_on)
 
 
 class Block(nn.Module):
-    """A residual block, in the two parts that routing needs."""
+    """A residual block in the two parts that routing needs: shortcut and residual."""
 
     in_channels: int
 
@@ -41,6 +57,9 @@ class BasicBlock(Block):
 
     def __init__(self, in_channels: int, width: int, stride: int, stride_on: StrideOn) -> None:
         super().__init__()
+        _require_sizes(in_channels, width, stride, stride_on)
+        if width < in_channels:
+            raise UserError(f"width must be at least in_channels, {in_channels}, got {width}.")
         self.in_channels, self.grown, self.stride = in_channels, width - in_channels, stride
         self.conv1 = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -65,6 +84,7 @@ class Bottleneck(Block):
 
     def __init__(self, in_channels: int, width: int, stride: int, stride_on: StrideOn) -> None:
         super().__init__()
+        _require_sizes(in_channels, width, stride, stride_on)
         self.in_channels = in_channels
         first, second = (1, stride) if stride_on == "3x3" else (stride, 1)
         out = width * self.expansion
@@ -97,6 +117,19 @@ class Architecture:
     image_size: int  # the size it was published for; any other works too
     paper_unit: int  # what the paper's "GMACCs" column counts per multiply-add for this family
 
+    def __post_init__(self) -> None:
+        require_choice("block", getattr(self.block, "__name__", None), ("BasicBlock", "Bottleneck"))
+        require_kind("counts", self.counts, tuple, "a tuple with the blocks of each stage")
+        require_kind("widths", self.widths, tuple, "a tuple with the channels of each stage")
+        if len(self.counts) != len(self.widths) or not self.counts:
+            found = f"{shown(self.counts)} and {shown(self.widths)}"
+            raise UserError(f"counts and widths must have one entry per stage, got {found}.")
+        for count, width in zip(self.counts, self.widths, strict=True):
+            require_whole("The blocks of a stage", count, 1, LARGEST_SIDE)
+            require_whole("The width of a stage", width, 1, LARGEST_SIDE)
+        require_whole("image_size", self.image_size, 1, LARGEST_SIDE)
+        require_whole("paper_unit", self.paper_unit, 1, 2)
+
     @property
     def blocks(self) -> int:
         return sum(self.counts)
@@ -107,6 +140,10 @@ class ResNet(nn.Module):
 
     def __init__(self, shape: Architecture, *, num_classes: int, in_channels: int, stride_on: StrideOn) -> None:
         super().__init__()
+        require_kind("shape", shape, Architecture, "an Architecture")
+        require_whole("num_classes", num_classes, 1, MOST_CLASSES)
+        require_whole("in_channels", in_channels, 1, LARGEST_SIDE)
+        require_stride_on(stride_on)
         self.shape = shape
         small = shape.image_size < 64
         channels = shape.widths[0]
@@ -147,7 +184,7 @@ def _small(depth: int) -> Architecture:
     return Architecture(BasicBlock, (count,) * 3, (16, 32, 64), image_size=32, paper_unit=2)
 
 
-# 14, 26 and 62 are there to be trained without routing: ResNet-32 at 0.38 and 0.8, ResNet-110 at 0.55 of its cost.
+# 14, 26 and 62 are static baselines: they cost 0.38 and 0.8 of ResNet-32, and 0.55 of ResNet-110.
 ARCHITECTURES: dict[str, Architecture] = {
     **{f"resnet{depth}": _small(depth) for depth in (14, 20, 26, 32, 44, 56, 62, 74, 110)},
     "resnet50": Architecture(Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512), image_size=224, paper_unit=1),

@@ -1,22 +1,26 @@
-"""What a training run is: one frozen value, written to `config.json` and read back unchanged.
+"""The settings of a training run: one frozen value, written to `config.json` and read back unchanged.
 
-Where to run and where to write (device, folders) is no part of it: the same run may move between machines.
+Device and folders are not part of it, so a run may move between machines. `resolve` fills in defaults and checks every
+value.
 """
 
 import dataclasses
 import json
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from codinet.backbones import ARCHITECTURES, StrideOn
-from codinet.errors import UserError, unknown
-from codinet.relaxation import RELAXATIONS
+from codinet.checks import LARGEST_COUNT, require_choice, require_flag, require_kind, shown
+from codinet.errors import UserError
+from codinet.losses import LARGEST_WEIGHT
+from codinet.relaxation import RELAXATIONS, SMALLEST_TAU
 from codinet.routers import ROUTERS
 
 DEFAULT_BUDGET = 0.6
 DEFAULT_DISTILL = 0.5
-# Entries that older configs lack, for which their defaults stand.
+# Entries that older configs lack; they get their defaults.
 _LATER = frozenset({"cutout", "extra", "milestones", "watch"})
 
 
@@ -25,11 +29,11 @@ class DataConfig:
     """Where the images come from."""
 
     image_size: int | None = None
-    """Side in pixels that images of a folder are brought to; by default, the size they have."""
+    """Side in pixels to which images of a folder are resized. Default: the size they have."""
     holdout: int = 0
-    """Training images kept aside and watched instead of the test set, to choose recipes on."""
+    """Training images held out and watched instead of the test set, to choose recipes on."""
     watch: Literal["test", "train"] = "test"
-    """What every epoch is judged on if nothing is held out; with "train" the test set is read once, at the end."""
+    """What every epoch is evaluated on if nothing is held out; with "train" the test set is read at the end only."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class NetworkConfig:
     arch: str = "resnet32"
     """One of `codinet models`."""
     routed: bool = True
-    """Without routing this is the plain residual network."""
+    """Whether blocks have routers; without them this is the plain residual network."""
     router: Literal["fc", "cnn", "rnn"] = "fc"
     """Two linear layers (the paper's), a convolution, or an LSTM along the depth."""
     relaxation: Literal["gumbel", "straight-through"] = "gumbel"
@@ -55,9 +59,9 @@ class LossConfig:
     """The weights and margins of Eq. 8, 9, 11, 12."""
 
     budget: float | None = None
-    """Share of the static network's MACs to meet, e.g. 0.57. Default 0.6 where no gamma is given."""
+    """Share of the static network's MACs to meet, e.g. 0.57. Default: 0.6 if no gamma is given."""
     gamma: float | None = None
-    """Fixed weight of the cost loss, the letter of the paper, in place of a budget."""
+    """Fixed weight of the cost loss, as in the paper, instead of a budget."""
     alpha: float = 0.2
     """Weight of the consistency loss."""
     beta: float = 0.2
@@ -67,9 +71,9 @@ class LossConfig:
     m_d: float = 0.5
     """Margin of the diversity loss."""
     score_decay: float = 1e-4
-    """Decay of the routers' margins, which keeps them movable until the last epochs; 0 is the letter of the paper."""
+    """Decay of the routers' margins, which keeps them movable until the last epochs; 0 as in the paper."""
     paths: Literal["noise-free", "noised"] = "noise-free"
-    """The relaxed paths that the losses see; "noised" is the letter of the paper."""
+    """Which relaxed paths the losses get; "noised" as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class ScheduleConfig:
     finetune: int | None = None
     """Epochs of stage 2: routers fixed, hard decisions. Default: 20 for every 250 of stage 1, at least 1."""
     batch: int | None = None
-    """Images of a step (L), each seen in --views views. Default 512 on a GPU and 64 elsewhere."""
+    """Images of a step (L), each in --views views. Default: 512 on a GPU, 64 elsewhere."""
     views: int = 2
     """Augmentations of each image in a step (M)."""
     lr: float = 0.1
@@ -102,33 +106,33 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class ExtraConfig:
-    """Aids to training that the paper does not use; all are off by default."""
+    """Training techniques that the paper does not use; all are off by default."""
 
     label_smoothing: float = 0.0
     """Share of a label's weight that is spread evenly over all classes, e.g. 0.1."""
     ema: float = 0.0
-    """Decay of a moving average of the weights, e.g. 0.999, which is what is evaluated and kept; 0 is off."""
+    """Decay of a moving average of the weights, e.g. 0.999; the average is evaluated and saved. 0 is off."""
     start: str | None = None
-    """Run folder or zoo:NAME whose weights this run begins with, e.g. a static run of the same network."""
+    """Run folder or zoo:NAME whose weights this run starts from, e.g. a static run of the same network."""
     start_sha256: str | None = None
-    """Digest that the weights of --start must have. Default: the one they have when the run begins."""
+    """Digest that the weights of --start must have. Default: the one they have when the run starts."""
     teacher: str | None = None
-    """Run folder or zoo:NAME whose network's answers are learnt beside the labels; any network for the same classes."""
+    """Run folder or zoo:NAME whose network teaches this one, beside the labels; any network for the same classes."""
     teacher_sha256: str | None = None
-    """Digest that the weights of --teacher must have. Default: the one they have when the run begins."""
+    """Digest that the weights of --teacher must have. Default: the one they have when the run starts."""
     distill: float | None = None
-    """Share of a teacher's answers in the classification loss; the labels have the rest. Default 0.5."""
+    """Share of the teacher's answers in the classification loss; the labels get the rest. Default: 0.5."""
     distill_temperature: float = 4.0
-    """Temperature at which answers of teacher and network are compared."""
+    """Temperature at which the logits of teacher and network are compared."""
     cutout: int = 0
-    """Side in pixels of a square that is blanked at a random place of every view, e.g. 8; 0 is off."""
+    """Side in pixels of a square blanked at a random place of every view, e.g. 8; 0 is off."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """A whole training run."""
 
-    # Not compared: a run notes where its data lay, and they may be moved. Their digest tells them from others.
+    # Not compared: data may be moved. Their digest identifies them.
     source: str = field(compare=False)
     """A data set by name, an image folder, or an .npz file."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -141,7 +145,9 @@ class RunConfig:
 
 
 def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
-    """The config with defaults that depend on other fields or the device filled in, checked."""
+    """The config, checked, with the defaults filled in that depend on other fields or the device."""
+    _require_types(config)
+    require_flag("gpu", gpu)
     losses, schedule, extra = config.losses, config.schedule, config.extra
     if config.network.routed and losses.budget is None and losses.gamma is None:
         losses = dataclasses.replace(losses, budget=DEFAULT_BUDGET)
@@ -157,30 +163,49 @@ def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
 
 
 def seed_rule(seed: int) -> tuple[bool, str]:
-    """Whether torch and numpy both take it, and what to say where they do not."""
-    return 0 <= seed < 2**32, f"--seed {seed} is out of range; use a whole number from 0 to {2**32 - 1}."
+    """Whether torch and numpy both accept the seed, and the sentence for the case that they do not."""
+    return 0 <= seed < 2**32, f"--seed {shown(seed)} is out of range; use a whole number from 0 to {2**32 - 1}."
+
+
+def _require_types(config: Any) -> None:
+    """`UserError` for an entry of another type, an unknown name or a count that no machine can hold."""
+    require_kind("config", config, RunConfig, "a RunConfig; presets make one")
+    for part in ("data", "network", "losses", "schedule", "extra"):
+        kind = get_type_hints(RunConfig)[part]
+        require_kind(part, getattr(config, part), kind, f"a {kind.__name__}")
+    network = config.network
+    for what, name, known in (
+        ("architecture", network.arch, ARCHITECTURES),
+        ("router", network.router, ROUTERS),
+        ("relaxation", network.relaxation, RELAXATIONS),
+    ):
+        require_choice(what, name, known)
+    for part in (config, config.data, config.network, config.losses, config.schedule, config.extra):
+        for name, hint in get_type_hints(type(part)).items():
+            value = getattr(part, name)
+            if dataclasses.is_dataclass(hint):
+                continue
+            flag = f"--{name.replace('_', '-')}"
+            if not _fits(value, hint):
+                raise UserError(f"{flag} must be {_described(hint)}, got {shown(value)}.")
+            if isinstance(value, int) and name != "seed" and abs(value) > LARGEST_COUNT:
+                raise UserError(f"{flag} must be at most {LARGEST_COUNT}, got {shown(value)}.")
 
 
 def _check(config: RunConfig) -> None:
     network, losses, schedule, extra = config.network, config.losses, config.schedule, config.extra
     batch = schedule.batch or 0
+    weights = losses.alpha, losses.beta, losses.m_c, losses.m_d, losses.gamma or 0.0, losses.score_decay
     for part in (network, losses, schedule, extra):
         for name, value in vars(part).items():
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, float) and not math.isfinite(number):
                     raise UserError(f"--{name.replace('_', '-')} {number} is not a finite number; give one.")
-    for what, value, known in (
-        ("architecture", network.arch, ARCHITECTURES),
-        ("router", network.router, ROUTERS),
-        ("relaxation", network.relaxation, RELAXATIONS),
-    ):
-        if value not in known:
-            raise unknown(what, value, known)
     if losses.budget is not None and losses.gamma is not None:
         raise UserError("--budget and --gamma exclude each other: state the share to meet, or the weight, not both.")
     if not network.routed and (losses.budget is not None or losses.gamma is not None):
         flag = "--gamma" if losses.budget is None else "--budget"
-        raise UserError(f"{flag} is about what routers run, and --no-routed leaves no routers; leave out one of them.")
+        raise UserError(f"{flag} needs routers, and --no-routed removes them; leave out one of them.")
     if losses.budget is not None and not 0 < losses.budget <= 1:
         raise UserError(
             f"A budget of {losses.budget:g} is not a share of the static network's cost; "
@@ -197,11 +222,9 @@ def _check(config: RunConfig) -> None:
         ((schedule.finetune or 0) >= 0, f"--finetune {schedule.finetune} is negative; use 0 to leave stage 2 out."),
         (schedule.lr > 0 and schedule.finetune_lr > 0, "Learning rates must be above 0."),
         (0 <= schedule.momentum < 1, f"--momentum {schedule.momentum:g} must lie in [0, 1)."),
-        (network.tau > 0, f"--tau {network.tau:g} must be above 0."),
-        (
-            min(losses.alpha, losses.beta, losses.m_c, losses.m_d, losses.gamma or 0, losses.score_decay) >= 0,
-            "Loss weights and margins must not be negative.",
-        ),
+        (network.tau >= SMALLEST_TAU, f"--tau {network.tau:g} must be above 0, at least {SMALLEST_TAU:g}."),
+        (min(weights) >= 0, f"Loss weights and margins must not be negative, got {min(weights):g}."),
+        (max(weights) <= LARGEST_WEIGHT, f"Loss weights and margins must be at most 1e6, got {max(weights):g}."),
         (min(schedule.weight_decay, schedule.warmup) >= 0, "--weight-decay and --warmup must not be negative."),
         seed_rule(config.seed),
         (config.data.holdout >= 0, "--holdout must not be negative."),
@@ -228,7 +251,7 @@ def _schedule_rules(schedule: ScheduleConfig) -> list[tuple[bool, str]]:
         ),
         (
             schedule.schedule == "multistep" or marks == ScheduleConfig.milestones,
-            f"--milestones are of --schedule multistep, and this one is {schedule.schedule}; leave out one of them.",
+            f"--milestones need --schedule multistep, and it is {schedule.schedule}; leave out one of them.",
         ),
     ]
 
@@ -242,34 +265,37 @@ def _extra_rules(extra: ExtraConfig) -> list[tuple[bool, str]]:
         ),
         (extra.cutout >= 0, f"--cutout {extra.cutout} is negative; give the side of a square in pixels, or 0."),
         (0 <= extra.ema < 1, f"--ema {extra.ema:g} must lie in [0, 1); 0.999 is usual and 0 is off."),
-        (0 <= distill <= 1, f"--distill {distill:g} is no share; give a number from 0 to 1, such as 0.5."),
-        (extra.distill_temperature > 0, f"--distill-temperature {extra.distill_temperature:g} must be above 0."),
+        (0 <= distill <= 1, f"--distill must be a number from 0 to 1, such as 0.5, got {distill:g}."),
+        (
+            extra.distill_temperature >= SMALLEST_TAU,
+            f"--distill-temperature {extra.distill_temperature:g} must be above 0, at least {SMALLEST_TAU:g}.",
+        ),
         (
             distill == 0 or extra.teacher is not None,
-            f"--distill {distill:g} needs somebody to learn from; give --teacher a run folder.",
+            f"--distill {distill:g} requires --teacher; give --teacher a run folder.",
         ),
         (
             extra.teacher is None or distill > 0,
-            "--teacher teaches nothing while --distill is 0; give --distill a number, such as 0.5.",
+            "--teacher has no effect with --distill 0; give --distill a number, such as 0.5.",
         ),
         (
             extra.start is not None or extra.start_sha256 is None,
-            "--start-sha256 says what --start must hold; give --start too.",
+            "--start-sha256 is the digest of --start; give --start too.",
         ),
         (
             extra.teacher is not None or extra.teacher_sha256 is None,
-            "--teacher-sha256 says what --teacher must hold; give --teacher too.",
+            "--teacher-sha256 is the digest of --teacher; give --teacher too.",
         ),
     ]
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """The config as JSON holds it, which knows lists and no tuples."""
+    """The config as JSON holds it, with lists for tuples."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def flat(values: Any) -> dict[str, Any]:
-    """The innermost entries of what `to_dict` gave; no two have one name."""
+    """The innermost entries of the result of `to_dict`; no two have the same name."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= flat(value) if isinstance(value, dict) else {key: value}
@@ -277,7 +303,7 @@ def flat(values: Any) -> dict[str, Any]:
 
 
 def first_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """Of two flat configs, in words."""
+    """The first difference between two flat configs, in words."""
     changed = (f"{key} was {old.get(key)}, now {value}" for key, value in new.items() if old.get(key) != value)
     return next(changed, None)
 
@@ -289,33 +315,46 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 def _build(kind: type, values: Any, where: str) -> Any:
     if not isinstance(values, dict):
-        raise UserError(f"{where} should hold named values, not {values!r}.")
+        raise UserError(f"{where} must hold named values, got {shown(values)}.")
     hints = get_type_hints(kind)
     names = {entry.name for entry in dataclasses.fields(kind)}
     if not names - _LATER <= set(values) <= names:
-        odd = ", ".join(sorted((set(values) - names) | (names - _LATER - set(values))))
+        odd = ", ".join(sorted(map(str, (set(values) - names) | (names - _LATER - set(values)))))
         raise UserError(f"{where} does not fit this version of codinet: unknown or missing entries {odd}.")
     built = {}
     for name, value in values.items():
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
             built[name] = _build(hint, value, f"{where}.{name}")  # type: ignore[arg-type]
-        elif get_origin(hint) is tuple:
-            if not isinstance(value, list | tuple) or not all(_fits(each, get_args(hint)[0]) for each in value):
-                raise UserError(f"{where}.{name} holds {value!r}, which does not fit.")
-            built[name] = tuple(value)
-        elif _fits(value, hint):
-            built[name] = value
-        else:
-            raise UserError(f"{where}.{name} holds {value!r}, which does not fit.")
+            continue
+        value = tuple(value) if get_origin(hint) is tuple and isinstance(value, list) else value
+        if not _fits(value, hint):
+            raise UserError(f"{where}.{name} must be {_described(hint)}, got {shown(value)}.")
+        built[name] = value
     return kind(**built)
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of a hint. A whole number fits a float; True and False fit only a bool."""
     options = get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(each, options[0]) for each in value)
     if options and all(isinstance(option, str) for option in options):  # a Literal
-        return value in options
+        return isinstance(value, str) and value in options
     kinds = options or (hint,)
-    if float in kinds and type(value) is int:
-        return True
-    return any(type(value) is kind for kind in kinds)
+    if isinstance(value, bool):
+        return bool in kinds
+    if float in kinds and isinstance(value, int):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, kinds)
+
+
+def _described(hint: Any) -> str:
+    """A type in words."""
+    options = get_args(hint)
+    if get_origin(hint) is tuple:
+        return f"a list of which each is {_described(options[0])}"
+    if options and all(isinstance(option, str) for option in options):
+        return f"one of {', '.join(options)}"
+    names = {bool: "True or False", int: "a whole number", float: "a number", str: "text", type(None): "None"}
+    return " or ".join(names[kind] for kind in options or (hint,))

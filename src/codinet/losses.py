@@ -1,14 +1,23 @@
 """The paper's losses on routing paths, as pure functions (Eq. 8, 9, 11, 12).
 
 Paths are decision vectors between 0 and 1. Which relaxation they come from (noise-free or noised) is the
-caller's choice. Everything is a matrix expression; gradients are finite where paths coincide.
+caller's choice. Everything is a matrix expression; gradients are finite where paths coincide. Arguments are checked
+by shape, dtype and device; values are not read, so the losses run inside compiled and captured steps.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from codinet.checks import require_kind, require_number, require_same_place, require_tensor
+
 _TINY = 1e-12  # squared distances below this count as zero, with zero gradient
+LARGEST_WEIGHT = 1e6  # of a loss or a margin; beyond it float32 overflows
+
+
+def require_weight(name: str, value: Any) -> None:
+    """The weight of a loss, or a margin."""
+    require_number(name, value, 0, LARGEST_WEIGHT)
 
 
 def _norm(squared: torch.Tensor) -> torch.Tensor:
@@ -19,13 +28,17 @@ def _norm(squared: torch.Tensor) -> torch.Tensor:
 
 def consistency(paths_LMN: torch.Tensor, *, margin: float) -> torch.Tensor:
     """Eq. 8: mean over views of [‖r − centre of its image's views‖ − m_c]₊²."""
+    require_tensor("paths", paths_LMN, ("L", "M", "N"))
+    require_weight("margin", margin)
     centre_L1N = paths_LMN.mean(dim=1, keepdim=True)
     distance_LM = _norm((paths_LMN - centre_L1N).square().sum(dim=-1))
     return (distance_LM - margin).relu().square().mean()
 
 
 def diversity(paths_LMN: torch.Tensor, *, margin: float) -> torch.Tensor:
-    """Eq. 9: mean over pairs of different images of [m_d − ‖centre − centre′‖]₊²."""
+    """Eq. 9: mean over pairs of different images of [m_d − ‖centre − centre′‖]₊²; 0 for a single image."""
+    require_tensor("paths", paths_LMN, ("L", "M", "N"))
+    require_weight("margin", margin)
     number = len(paths_LMN)
     centre_LN = paths_LMN.mean(dim=1)
     # ‖a − b‖² = ‖a‖² + ‖b‖² − 2ab loses half its digits where a is near b, which is where this loss acts;
@@ -41,15 +54,19 @@ def diversity(paths_LMN: torch.Tensor, *, margin: float) -> torch.Tensor:
 
 def expected_cost(paths_BN: torch.Tensor, costs_N: torch.Tensor) -> torch.Tensor:
     """Eq. 11: Σ c_k v_k, averaged over the batch."""
+    require_tensor("paths", paths_BN, ("B", "N"))
+    require_tensor("costs", costs_N, paths_BN.shape[1:])
+    require_same_place("paths", paths_BN, "costs", costs_N)
     return (paths_BN @ costs_N).mean()
 
 
 def score_decay(scores_BN2: torch.Tensor) -> torch.Tensor:
     """Σ_k (U[run] − U[skip])², averaged over the batch. Not in the paper.
 
-    Noise in the relaxation rewards routers for growing certain, and a router certain of itself, for every image
-    alike, no longer hears the cost loss. A little decay of the margins keeps routers within reach.
+    Noise in the relaxation rewards routers for growing certain. A router that gives every image the same certain
+    score no longer reacts to the cost loss. A small decay of the margins keeps routers within its reach.
     """
+    require_tensor("scores", scores_BN2, ("B", "N", 2))
     return (scores_BN2[..., 1] - scores_BN2[..., 0]).square().sum(dim=-1).mean()
 
 
@@ -63,5 +80,13 @@ class Terms(NamedTuple):
 
 
 def total(terms: Terms, *, alpha: float, beta: float, gamma: float | torch.Tensor) -> torch.Tensor:
-    """Eq. 12: L_cls + α L_con + β L_div + γ L_cost."""
+    """Eq. 12: L_cls + α L_con + β L_div + γ L_cost. A weight may be negative: a budget controller uses γ < 0."""
+    require_kind("terms", terms, Terms, "the four losses, as `Terms`")
+    for name, term in zip(Terms._fields, terms, strict=True):
+        require_tensor(f"The {name} loss", term, ())
+    for name, weight in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
+        if isinstance(weight, torch.Tensor):
+            require_tensor(name, weight, ())
+        else:
+            require_number(name, weight, -LARGEST_WEIGHT, LARGEST_WEIGHT)
     return terms.classification + alpha * terms.consistency + beta * terms.diversity + gamma * terms.cost

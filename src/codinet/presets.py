@@ -6,11 +6,12 @@ Flags given on the command line replace a preset's values one by one.
 from collections.abc import Callable
 from dataclasses import replace
 
+from codinet.checks import require_kind
 from codinet.config import LossConfig, NetworkConfig, RunConfig, ScheduleConfig
 
 
 def paper(source: str) -> RunConfig:
-    """The paper's recipe with our readings: 250 + 20 epochs, α = β = 0.2, m_c = 0.2, m_d = 0.5, multi-step.
+    """The paper's recipe, as we read it: 250 + 20 epochs, α = β = 0.2, m_c = 0.2, m_d = 0.5, multi-step.
 
     codinet train cifar10 --preset paper --arch resnet110 --budget 0.57
     """
@@ -20,7 +21,7 @@ def paper(source: str) -> RunConfig:
 def best(source: str) -> RunConfig:
     """The best recipe found: 40 + 5 epochs, cosine from 0.4, weight decay 5e-4, α = β = 1, m_d = 1, margins decayed.
 
-    Made to start from a static run and to learn from it: --start RUN --teacher RUN. See docs/recipes.md.
+    Made to start from a static run that is also the teacher: --start RUN --teacher RUN. See docs/recipes.md.
 
     codinet train cifar10 --preset best --arch resnet110 --budget 0.57 --watch train
     """
@@ -46,7 +47,7 @@ def quick(source: str) -> RunConfig:
 
 
 def demo(source: str) -> RunConfig:
-    """What `make demo` trains on the embedded digits: a routed resnet20 at 0.6 of its static cost.
+    """The run of `make demo` on the embedded digits: a routed resnet20 at 0.6 of its static cost.
 
     codinet train digits --preset demo          about 40 s on two cores; at least 96 % and ten paths
     """
@@ -57,8 +58,15 @@ def demo(source: str) -> RunConfig:
 PRESETS: dict[str, Callable[[str], RunConfig]] = {"paper": paper, "best": best, "quick": quick, "demo": demo}
 
 
+def _require_config(config: RunConfig) -> None:
+    require_kind("config", config, RunConfig, "a RunConfig")
+    require_kind("network", config.network, NetworkConfig, "a NetworkConfig")
+    require_kind("losses", config.losses, LossConfig, "a LossConfig")
+
+
 def as_static(config: RunConfig) -> RunConfig:
-    """The same training without routing: what every share is a share of."""
+    """The same training without routing: the baseline of every cost share."""
+    _require_config(config)
     return replace(
         config,
         network=replace(config.network, routed=False),
@@ -68,4 +76,5 @@ def as_static(config: RunConfig) -> RunConfig:
 
 def as_vanilla(config: RunConfig) -> RunConfig:
     """Routing at the same budget without the consistency and diversity losses."""
+    _require_config(config)
     return replace(config, losses=replace(config.losses, alpha=0.0, beta=0.0))

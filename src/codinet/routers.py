@@ -1,30 +1,34 @@
-"""Routers: who decides, before each block, whether an input runs it (Eq. 3, 4 and the appendix).
+"""Routers: small networks that score, before each block, whether an input runs it (Eq. 3, 4 and the appendix).
 
 One module holds the routers of a whole network, so that a policy may look at the images once (`start`) or
-carry a state along the depth, as the LSTM does. `router(k)` gives the router of block k; they are called in
-order. Routers know channel widths and nothing else of the network; turning scores into decisions is
-`relaxation`'s.
+carry a state along the depth, as the LSTM does. `router(k)` gives the router of block k; routers are called in
+order. They know the channel widths and nothing else of the network; `relaxation` turns scores into decisions.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from codinet.checks import is_autocast, require_number, require_same_place, require_whole, shown
+from codinet.errors import UserError
 
 State = tuple[torch.Tensor, ...]
 Router = Callable[[torch.Tensor, State], tuple[torch.Tensor, State]]
 """From a block's input and the state so far to scores_B2 and the state for the next block."""
 
 OPEN = 1.0  # starting bias of the run score: an untrained network runs its blocks
+WIDEST = 16_384  # channels that a router takes: its weights would need a gigabyte
 
 
 class Routers(nn.Module):
-    """The routers of a network. Layers that give the scores are called `out`."""
+    """The routers of a network. Layers that compute the scores are called `out`."""
 
     def start(self, images_BCHW: torch.Tensor) -> State:
-        """State handed to the first router of a forward pass."""
+        """The state that the first router of a forward pass gets."""
         return ()
 
     def router(self, k: int) -> Router:
@@ -32,7 +36,8 @@ class Routers(nn.Module):
         raise NotImplementedError
 
     def shift(self, amount: float) -> None:
-        """Add to every run score: one number that moves the whole network's cost."""
+        """Add a finite number to every run score, which moves the whole network's cost."""
+        require_number("amount", amount)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if name.endswith("out.bias"):
@@ -40,14 +45,38 @@ class Routers(nn.Module):
 
 
 def pool(features_BCHW: torch.Tensor) -> torch.Tensor:
-    """Eq. 3: the mean of each channel, with a gradient that lies in memory as the features do.
+    """Eq. 3: the mean of each channel, with a gradient in the memory format of the features.
 
-    Left to itself the gradient of the mean comes out channels first. Every gradient that it is added to follows
-    suit, and mixed layouts make the rest of the backward pass several times slower.
+    By default torch returns the gradient of the mean channels first. Gradients added to it take that format too, and
+    mixed formats make the rest of the backward pass several times slower.
     """
     if features_BCHW.is_contiguous(memory_format=torch.channels_last):
         return features_BCHW.permute(0, 2, 3, 1).mean(dim=(1, 2))
     return features_BCHW.mean(dim=(2, 3))
+
+
+def _explain(features_BCHW: Any, width: int, weight: torch.Tensor) -> None:
+    """`UserError` where a router failed because of its features."""
+    shape = features_BCHW.shape if isinstance(features_BCHW, torch.Tensor) else ()
+    if len(shape) != 4 or shape[1] != width or 0 in shape[2:]:
+        raise UserError(f"This router takes features of B×{width}×H×W, got {shown(features_BCHW)}.")
+    if not is_autocast(features_BCHW):
+        require_same_place("features", features_BCHW, "the router", weight)
+
+
+def _require_width(width: Any) -> None:
+    require_whole("The width of a router", width, 1, WIDEST)
+
+
+def _require_widths(widths: Any) -> None:
+    if not isinstance(widths, Sequence) or isinstance(widths, str) or len(widths) == 0:
+        raise UserError(f"Routers need a list with the width of every block, got {shown(widths)}.")
+    for width in widths:
+        _require_width(width)
+
+
+def _require_place(k: Any, number: int) -> None:
+    require_whole("The number of a block", k, 0, number - 1)
 
 
 def _output_layer(width: int) -> nn.Linear:
@@ -62,12 +91,17 @@ class FCRouter(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        _require_width(width)
         self.hidden = nn.Linear(width, width)
         self.out = _output_layer(width)
 
     def forward(self, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        z_BC = pool(features_BCHW)
-        return self.out(F.relu(self.hidden(z_BC))), state
+        try:
+            z_BC = pool(features_BCHW)
+            return self.out(F.relu(self.hidden(z_BC))), state
+        except Exception:  # torch's own error is less clear
+            _explain(features_BCHW, self.hidden.in_features, self.hidden.weight)
+            raise
 
 
 class CNNRouter(nn.Module):
@@ -78,27 +112,34 @@ class CNNRouter(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        _require_width(width)
         self.conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
         self.out = _output_layer(width)
 
     def forward(self, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        z_BC = pool(F.relu(self.conv(features_BCHW)))
-        return self.out(z_BC), state
+        try:
+            z_BC = pool(F.relu(self.conv(features_BCHW)))
+            return self.out(z_BC), state
+        except Exception:  # as above
+            _explain(features_BCHW, self.conv.in_channels, self.conv.weight)
+            raise
 
 
 class SeparateRouters(Routers):
-    """A router of its own for each block."""
+    """One router per block."""
 
     def __init__(self, kind: type[FCRouter] | type[CNNRouter], widths: Sequence[int]) -> None:
         super().__init__()
+        _require_widths(widths)
         self.each = nn.ModuleList(kind(width) for width in widths)
 
     def router(self, k: int) -> Router:
+        _require_place(k, len(self.each))
         return self.each[k]
 
 
 def fc_routers(routers: Routers | None) -> list[FCRouter] | None:
-    """The routers of all blocks, where each of them is an `FCRouter` and no subclass of it; else None."""
+    """The routers of all blocks if each of them is exactly an `FCRouter`, not a subclass; else None."""
     if not isinstance(routers, SeparateRouters):
         return None
     found = [router for router in routers.each if type(router) is FCRouter]
@@ -115,6 +156,7 @@ class RNNRouters(Routers):
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
+        _require_widths(widths)
         self.widths = tuple(widths)
         self.embed = nn.ModuleDict({str(width): nn.Linear(width, self.HIDDEN) for width in sorted(set(widths))})
         self.lstm = nn.LSTMCell(self.HIDDEN, self.HIDDEN)
@@ -125,12 +167,17 @@ class RNNRouters(Routers):
         return zeros_BH, zeros_BH
 
     def router(self, k: int) -> Router:
+        _require_place(k, len(self.widths))
         return partial(self._score, str(self.widths[k]))
 
     def _score(self, width: str, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        embedded_BH = F.relu(self.embed[width](pool(features_BCHW)))
-        hidden_BH, cell_BH = self.lstm(embedded_BH, state)
-        return self.out(hidden_BH), (hidden_BH, cell_BH)
+        try:
+            embedded_BH = F.relu(self.embed[width](pool(features_BCHW)))
+            hidden_BH, cell_BH = self.lstm(embedded_BH, state)
+            return self.out(hidden_BH), (hidden_BH, cell_BH)
+        except Exception:  # as above
+            _explain(features_BCHW, int(width), self.lstm.weight_ih)
+            raise
 
 
 ROUTERS: dict[str, Callable[[Sequence[int]], Routers]] = {

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -274,7 +275,102 @@ def test_routers_see_the_mean_over_all_tokens() -> None:
         torch.testing.assert_close(network(x).scores_BN2[:, 0], wished)
 
 
+class Wide(nn.Module):
+    """Features of B×H×W×8, or B×8×H×W: blocks of one kind or the other."""
+
+    def __init__(self, block: Callable[[int], nn.Module], *, last: bool) -> None:
+        super().__init__()
+        self.last, self.stem, self.head = last, nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5)
+        self.blocks = nn.Sequential(*(block(8) for _ in range(2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = self.blocks(x.permute(0, 2, 3, 1) if self.last else x)
+        return self.head(x.mean((1, 2)) if self.last else x.mean((2, 3)))
+
+
+class Normed(Mix):
+    """Normalises its input first, as transformers do."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x + self.layer(self.norm(x))
+
+
+class Own(nn.Module):
+    """Multiplies by a matrix of its own: no layer says where the channels are."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.matrix, self.never = nn.Parameter(torch.eye(width)), nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x @ self.matrix
+
+
+# 8×8 places of 8 channels, then twice as wide, then fewer.
+@pytest.mark.parametrize("shape", [(3, 32, 32), (3, 32, 64), (3, 64, 32), (3, 16, 32), (3, 12, 32)])
+@pytest.mark.parametrize(("block", "last"), [(Mix, True), (Normed, True), (Residual, False)])
+def test_routers_are_as_wide_as_there_are_channels_whatever_the_shape_of_images(
+    shape: tuple[int, int, int], block: Callable[[int], nn.Module], last: bool
+) -> None:
+    torch.manual_seed(0)
+    module = Wide(block, last=last).eval()
+    network, x = make_dynamic(module, blocks="blocks.*", image_shape=shape), torch.randn(2, *shape)
+    assert [adopted.in_channels for adopted in network.blocks] == [8, 8]
+    assert network.routers is not None
+    router: Any = network.routers.router(0)
+    with torch.no_grad():
+        output = network(x, force=torch.ones(2))
+        torch.testing.assert_close(output.logits_BK, module(x))
+        pooled = module.stem(x).mean((2, 3))
+        torch.testing.assert_close(output.scores_BN2[:, 0], router.out(router.hidden(pooled).relu()))
+
+
+def test_where_no_layer_says_it_square_images_show_the_channels() -> None:
+    module = Wide(Own, last=True).eval()
+    network = make_dynamic(module, blocks=Own, image_shape=(3, 64, 64))
+    assert [adopted.in_channels for adopted in network.blocks] == [8, 8]
+    for shape in ((3, 32, 32), (3, 32, 64)):  # 8×8×8, and no square
+        with pytest.raises(
+            UserError, match=r"Which axis of the features of blocks\.0 holds the channels cannot be told"
+        ):
+            make_dynamic(module, blocks=Own, image_shape=shape)
+
+
 # --- what it refuses
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"blocks": 7}, "blocks must be a class of modules, a name or a list of names, got 7"),
+        ({"blocks": []}, "blocks must be a class of modules"),
+        ({"blocks": ["blocks.0", None]}, "blocks must be a class of modules"),
+        ({"blocks": int}, "blocks must be a class of modules"),
+        ({"blocks": Residual, "router": None}, "The router must be one of fc, cnn, rnn, got None"),
+        ({"blocks": Residual, "image_shape": (3, 12)}, "image_shape must be"),
+        ({"blocks": Residual, "image_shape": (3, 0, 12)}, "height of image_shape must be a whole number from 1"),
+        ({"blocks": Residual, "image_shape": (3, 12, 10**9)}, "width of image_shape must be a whole number from 1"),
+    ],
+)
+def test_wrong_arguments_are_refused(words: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make_dynamic(Chain(), **words)
+
+
+@pytest.mark.parametrize("module", [None, "resnet18", torch.zeros(3), Chain])
+def test_only_modules_can_be_routed(module: Any) -> None:
+    with pytest.raises(UserError, match="module must be a torch module, got"):
+        make_dynamic(module, blocks=Residual)
+
+
+def test_a_routed_network_is_not_routed_again() -> None:
+    with pytest.raises(UserError, match="takes a network without routing, and this AdoptedChain is routed"):
+        make_dynamic(make_dynamic(made(), blocks=Residual), blocks=Residual)
 
 
 class Asks(Chain):

@@ -407,6 +407,23 @@ def test_a_training_step_mixes_the_block_and_what_skipping_leaves(style: str) ->
             assert torch.equal(found, features)
 
 
+def test_a_training_step_never_changes_the_modules_of_the_network() -> None:
+    """Whoever looks at the network in the middle of a forward pass finds its own parts."""
+    torch.manual_seed(0)
+    network = make_dynamic(TorchvisionStyle(Basic)).train()
+    parts, names, seen = list(network.modules()), list(network.state_dict()), []
+
+    def look(_module: nn.Module, _inputs: object) -> None:
+        seen.append(list(network.modules()) == parts and list(network.state_dict()) == names)
+
+    handles = [part.register_forward_pre_hook(look) for part in network.modules() if isinstance(part, nn.Conv2d)]
+    network(images(network, batch=4), decide=gumbel).logits_BK.sum().backward()
+    for handle in handles:
+        handle.remove()
+    assert len(seen) == len(handles)
+    assert all(seen)
+
+
 # --- what it refuses
 
 

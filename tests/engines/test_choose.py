@@ -1,5 +1,6 @@
 """Picking an engine gives one that answers as the network does."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from codinet.errors import UserError
 from codinet.model import RoutedNetwork, create_model
 from codinet.records import RoutedOutput
 from codinet.runs import RunFolder
+
+# Where the graph engine's kernels run: on a GPU, or in Triton's interpreter.
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -62,18 +66,61 @@ def test_a_trained_network_is_tried_on_images_of_its_own_size(
     assert engine(torch.randn(1, 1, 8, 8)).logits_BK.shape == (1, 10)
 
 
-def test_what_cannot_be_is_said(network: Callable[..., RoutedNetwork]) -> None:
-    for wrong, said in (
-        ({"batch": 0}, "one image or more"),
-        ({"threshold": 7}, "A threshold of 7 is no probability"),
-        ({"device": "abacus"}, "There is no device 'abacus' here"),
-    ):
-        with pytest.raises(UserError, match=said):
-            compile_engine(network(), **wrong)
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"batch": 0}, "batch must be a whole number from 1 to 2147483647, got 0"),
+        ({"batch": 1.5}, "batch must be a whole number"),
+        ({"threshold": 7}, "threshold must be a finite number from 0 to 1, got 7"),
+        ({"threshold": float("nan")}, "threshold must be a finite number from 0 to 1, got nan"),
+        ({"threshold": None}, "threshold must be"),
+        ({"device": "abacus"}, "abacus"),
+        ({"device": 0}, "device must be a name such as 'cpu' or 'cuda', or a torch.device, got 0"),
+        ({"image_shape": (3, 32)}, r"image_shape must be .channels, height, width., got \(3, 32\)"),
+        ({"image_shape": (1, 32, 32)}, "takes images of 3 channels"),
+        ({"images": torch.zeros(3, 32, 32)}, "images must be a tensor of floats, B×C×H×W"),
+        ({"images": torch.zeros(1, 3, 8, 8), "batch": 2}, "at least a batch of 2"),
+        ({"images": torch.zeros(1, 1, 8, 8)}, "takes images of 3 channels"),
+        ({"images": torch.full((1, 3, 8, 8), float("nan"))}, "images must hold finite numbers, got NaN or infinity"),
+        ({"images": torch.zeros(1, 3, 8, 8), "image_shape": (3, 8, 8)}, "images or image_shape, not both"),
+        ({"dtype": "float16"}, "dtype must be a torch dtype of floats, .* got 'float16'"),
+        ({"dtype": torch.int8}, "dtype must be a torch dtype of floats"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    words: dict[str, Any], sentence: str, network: Callable[..., RoutedNetwork]
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        compile_engine(network(), **words)
+
+
+@pytest.mark.parametrize("model", [None, "resnet20", torch.nn.Linear(2, 2)])
+def test_only_networks_have_engines(model: Any) -> None:
+    with pytest.raises(UserError, match="model must be a network from create_model or make_dynamic, got"):
+        compile_engine(model)
+
+
+def test_a_network_without_weights_has_no_engine() -> None:
+    with torch.device("meta"):
+        model = create_model("resnet20")
+    with pytest.raises(UserError, match="on the meta device and has no values"):
+        compile_engine(model)
+
+
+def test_an_engine_runs_where_the_network_is_unless_told(
+    network: Callable[..., RoutedNetwork], images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "_fastest_of", lambda engine, _images: 0.0 if engine.name == "branch" else 1.0)
+    model = copy.deepcopy(network()).to(DEVICE)
+    for device, there in ((None, DEVICE), ("cpu", torch.device("cpu"))):
+        engine = compile_engine(model, device=device, image_shape=(3, 8, 8))
+        assert engine.takes.device == there
+        assert engine(images[:1].to(there)).logits_BK.device == there
+    assert next(model.parameters()).device == DEVICE
 
 
 def _offer_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph engine as if there were a GPU, and as if it were the fastest."""
+    """The graph engine as if `DEVICE` were a GPU, and as if it were the fastest."""
     pytest.importorskip("triton")
     monkeypatch.setattr(choosing, "has_onnx", lambda *_args: False)
     monkeypatch.setattr(choosing, "has_graph", lambda *_args: True)
@@ -84,12 +131,13 @@ def test_kernels_that_are_right_are_chosen(
     network: Callable[..., RoutedNetwork], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _offer_graph(monkeypatch)
-    assert compile_engine(network(), batch=2, image_shape=(3, 8, 8)).name == "graph"
-    assert compile_engine(create_model("resnet20", routed=False), image_shape=(3, 8, 8)).name == "static-graph"
+    routed, static = copy.deepcopy(network()).to(DEVICE), create_model("resnet20", routed=False).to(DEVICE)
+    assert compile_engine(routed, batch=2, image_shape=(3, 8, 8)).name == "graph"
+    assert compile_engine(static, image_shape=(3, 8, 8)).name == "static-graph"
 
 
 @pytest.mark.parametrize("part", ["logits_BK", "scores_BN2"])
-def test_kernels_that_are_wrong_are_told_and_left_out(
+def test_kernels_that_are_wrong_are_left_out_with_a_warning(
     network: Callable[..., RoutedNetwork], monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     _offer_graph(monkeypatch)
@@ -100,5 +148,20 @@ def test_kernels_that_are_wrong_are_told_and_left_out(
         return output._replace(**{part: getattr(output, part) + torch.nan})
 
     monkeypatch.setattr(GraphEngine, "classify", wrong)
+    model = copy.deepcopy(network()).to(DEVICE)
     with pytest.warns(UserWarning, match="other answers than the network"):
-        assert compile_engine(network(), batch=2, image_shape=(3, 8, 8)).name == "gather"
+        assert compile_engine(model, batch=2, image_shape=(3, 8, 8)).name == "gather"
+
+
+def test_kernels_that_do_not_fit_the_device_are_left_out_with_a_warning(
+    network: Callable[..., RoutedNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _offer_graph(monkeypatch)
+
+    def too_large(*_args: Any) -> RoutedOutput:
+        raise UserError("The graph engine cannot run here: it needs more shared memory.")
+
+    monkeypatch.setattr(GraphEngine, "classify", too_large)
+    model = copy.deepcopy(network()).to(DEVICE)
+    with pytest.warns(UserWarning, match="the graph engine is left out: The graph engine cannot run here"):
+        assert compile_engine(model, batch=2, image_shape=(3, 8, 8)).name == "gather"

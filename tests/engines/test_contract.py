@@ -2,7 +2,9 @@
 
 import copy
 import importlib.util
+import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -73,6 +75,72 @@ def test_images_that_are_not_finite_are_refused(
     for batch in (spoilt, spoilt.to(memory_format=torch.channels_last)):
         with pytest.raises(UserError, match="Image 2 of this batch holds NaN or infinity"):
             asked(batch)
+
+
+@pytest.mark.parametrize("name", FORCIBLE + OTHERS)
+def test_only_tensors_on_the_engines_device_are_taken(
+    name: str, engine: Callable[..., Engine], images: torch.Tensor
+) -> None:
+    asked = engine(name)
+    for wrong in (None, 3, [[1.0]], images.numpy()):
+        with pytest.raises(UserError, match="takes a batch of images, B×C×H×W, as a tensor"):
+            asked(wrong)  # type: ignore[arg-type]
+    if asked.takes.device is not None:
+        with pytest.raises(UserError, match="takes images on cpu; these are on meta"):
+            asked(images.to("meta"))
+
+
+@pytest.mark.parametrize("name", FORCIBLE + OTHERS)
+@pytest.mark.parametrize("threshold", [NAN, INFINITY, -0.1, 1.5, "0.5", True, 10**400])
+def test_a_threshold_is_a_probability(
+    name: str, threshold: Any, engine: Callable[..., Engine], images: torch.Tensor
+) -> None:
+    """With NaN every block was skipped, whatever its router said."""
+    asked = engine(name)
+    with pytest.raises(UserError, match="threshold must be a finite number from 0 to 1, got"):
+        asked(images[:1], threshold=threshold)
+    asked.threshold = threshold
+    with pytest.raises(UserError, match="threshold must be a finite number from 0 to 1, got"):
+        asked(images[:1])
+
+
+@pytest.mark.parametrize("kind", [MaskedEngine, BranchEngine, GatherEngine])
+def test_an_engine_is_not_made_with_a_threshold_that_is_none(kind: Any, network: Make) -> None:
+    with pytest.raises(UserError, match="threshold must be a finite number from 0 to 1, got nan"):
+        kind(network(), threshold=NAN)
+
+
+@pytest.mark.parametrize("kind", [MaskedEngine, BranchEngine, GatherEngine, StaticEngine, GraphEngine, fold])
+@pytest.mark.parametrize("model", [None, "resnet20", torch.nn.Linear(2, 2)])
+def test_engines_are_made_of_networks_only(kind: Any, model: Any) -> None:
+    with pytest.raises(UserError, match="model must be a network from create_model or make_dynamic, got"):
+        kind(model)
+
+
+@pytest.mark.parametrize("name", FORCIBLE + OTHERS)
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copying_an_engine_is_refused_with_the_way_out(
+    name: str, duplicate: Any, engine: Callable[..., Engine]
+) -> None:
+    with pytest.raises(UserError, match=r"engine cannot be copied or pickled: .* make an engine from it where"):
+        duplicate(engine(name))
+
+
+@pytest.mark.parametrize("name", FORCIBLE)
+@pytest.mark.parametrize("value", [0.4, 2.0, -1.0, NAN])
+def test_engines_run_a_block_or_skip_it(
+    name: str, value: float, engine: Callable[..., Engine], images: torch.Tensor
+) -> None:
+    path = torch.ones(9)
+    path[3] = value
+    with pytest.raises(UserError, match=r"(forced decisions|decisions of a forced path) must be"):
+        engine(name)(images[:1], force=path)
+
+
+@pytest.mark.parametrize("path", [torch.ones(8), torch.full((9,), 0.5), [1] * 9, torch.ones(1, 9), torch.ones(9) * NAN])
+def test_the_path_of_a_static_engine_is_0_or_1_for_each_block(path: Any, network: Make) -> None:
+    with pytest.raises(UserError, match=r"path must be a tensor of numbers, 9|A path holds 0 or 1 for each block"):
+        StaticEngine(network(), path=path)
 
 
 def test_finite_images_of_any_size_are_no_reason_to_refuse() -> None:

@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from codinet.bench.drawn import settle, with_run_rate
 from codinet.engines.choose import has_graph
 from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.errors import UserError
-from codinet.kernels.stage_tuning import Cut, uniform
+from codinet.kernels.stage_tuning import SMALL, Cut, Tuning, tunings_for, uniform
 from codinet.model import RoutedNetwork, create_model
 from codinet.relaxation import hard
 
@@ -100,7 +101,7 @@ def test_any_path(
     compare(engine, model, images[:number], assert_same, force=path)
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.8, 2.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.8, 1.0])
 def test_any_threshold(
     threshold: float, engine: GraphEngine, model: RoutedNetwork, images: torch.Tensor, assert_same: Same
 ) -> None:
@@ -117,8 +118,28 @@ def test_a_forced_path_and_a_threshold_are_forgotten(
 
 @pytest.mark.parametrize("form", ["taps", "rows", "pairs"])
 def test_every_form_of_convolution(form: str, model: RoutedNetwork, images: torch.Tensor, assert_same: Same) -> None:
-    tuning = uniform(Cut(form, 16, stages=2), 3)  # type: ignore[arg-type]
+    # As in the table, the widest stage goes by taps: in float32 its pairs need 409,600 bytes of shared memory.
+    cut = Cut(form, 16, stages=2)  # type: ignore[arg-type]
+    tuning = Tuning((cut, cut, Cut("taps", 16, stages=2)))
     compare(GraphEngine(model, device=DEVICE, tuning=tuning), model, images[1:2], assert_same)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter has no limit; test_compiles asks the compiler")
+def test_a_tuning_that_the_device_cannot_run_is_refused_before_launch(
+    model: RoutedNetwork, images: torch.Tensor
+) -> None:
+    engine = GraphEngine(model, device=DEVICE, dtype=torch.bfloat16, tuning=uniform(Cut("taps", 256, stages=8), 3))
+    sentence = r"network_kernel needs [\d,]+ bytes of shared memory per program, and the device has [\d,]+"
+    for ask in (engine, engine.within):
+        with pytest.raises(UserError, match=sentence):
+            ask(images[:1].to(DEVICE))
+    torch.cuda.synchronize()  # nothing was launched, so nothing failed
+
+
+def test_the_smallest_tuning_gives_the_same(model: RoutedNetwork, images: torch.Tensor, assert_same: Same) -> None:
+    tuning = tunings_for((16, 32, 64), 1, 0, exact=True)[-1]
+    assert tuning == uniform(SMALL, 3)
+    compare(GraphEngine(model, device=DEVICE, tuning=tuning), model, images[:1], assert_same)
 
 
 def test_half_precision_is_near(model: RoutedNetwork, images: torch.Tensor) -> None:
@@ -194,20 +215,55 @@ def test_callers_take_turns(engine: GraphEngine, images: torch.Tensor) -> None:
 def test_what_it_cannot_hold_is_refused(images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[tuple[RoutedNetwork, str]] = [
         (create_model("resnet50"), "basic blocks"),
-        (create_model("resnet20", router="rnn"), "FC routers"),
-        (create_model("resnet20", router="cnn"), "FC routers"),
+        (create_model("resnet20", router="rnn"), "takes FC routers only"),
+        (create_model("resnet20", router="cnn"), "takes FC routers only"),
         (Adopted(), "adopted"),
     ]
     for network, said in refused:
         with pytest.raises(UserError, match=said):
             GraphEngine(network, device=DEVICE)
-    with pytest.raises(UserError, match="float64"):
-        GraphEngine(create_model("resnet20"), device=DEVICE, dtype=torch.float64)
+    for words, said in (
+        ({"dtype": torch.float64}, "float64"),
+        ({"threshold": float("nan")}, "threshold must be a finite number from 0 to 1, got nan"),
+        ({"tuning": "fast"}, "tuning must be a Tuning"),
+        ({"tuning": uniform(SMALL, 2)}, "a cut for each of the 3 stages"),
+        ({"device": "abacus"}, "no device 'abacus'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            GraphEngine(create_model("resnet20"), **{"device": DEVICE, **words})  # type: ignore[arg-type]
     # Beside a GPU there is no interpreter to refuse it.
     with pytest.raises(UserError, match="float32 or float16" if DEVICE == CPU else "needs a CUDA device"):
         GraphEngine(create_model("resnet20"), device=CPU, dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "available", lambda _device: False)
     assert "needs a CUDA device" in str(why_not(create_model("resnet20"), CPU))
+
+
+@pytest.mark.parametrize("router", ["rnn", "cnn"])
+def test_a_static_engine_takes_a_network_with_any_router(router: str, images: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    model = settle(create_model("resnet20", router=router), images)
+    assert why_not(model, DEVICE) is not None
+    assert why_not(model, DEVICE, routers=False) is None
+    with torch.no_grad():
+        reference = model(images[:1], force=torch.ones(9))
+    output = StaticGraphEngine(model, device=DEVICE)(images[:1].to(DEVICE))
+    torch.testing.assert_close(output.logits_BK.cpu(), reference.logits_BK, atol=1e-5, rtol=1e-5)
+
+
+def test_asking_whether_a_network_fits_does_not_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = create_model("resnet20")
+
+    def refuse(*_args: object) -> None:
+        raise AssertionError("copied")
+
+    monkeypatch.setattr(type(model), "__deepcopy__", refuse, raising=False)
+    assert why_not(model, DEVICE) is None
+
+
+@pytest.mark.parametrize("path", [torch.ones(8), torch.full((9,), 2), [1] * 9, torch.full((9,), float("nan"))])
+def test_a_static_path_that_is_none_is_refused(path: Any) -> None:
+    with pytest.raises(UserError, match=r"path must be a tensor of numbers, 9|A path holds 0 or 1 for each block"):
+        StaticGraphEngine(create_model("resnet20"), path=path, device=DEVICE)
 
 
 def test_nobody_chooses_the_interpreter() -> None:

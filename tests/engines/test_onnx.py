@@ -1,6 +1,7 @@
 """ONNX graphs give what the network gives, in ONNX Runtime and in a process that has no torch."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -140,6 +141,80 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
         (tmp_path / "other.onnx").write_bytes(model.SerializeToString())
         with pytest.raises(UserError, match="not written by codinet"):
             OnnxEngine(tmp_path / "other.onnx")
+
+
+def foreign(
+    *,
+    inputs: dict[str, list[int | str]] | None = None,
+    outputs: tuple[str, ...] = ("logits",),
+    element: int = onnx.TensorProto.FLOAT,
+    **metadata: str,
+) -> bytes:
+    """A graph of another program that copies its first input to every output."""
+    given = inputs or {"images": ["batch", 10]}
+    sides = [
+        [onnx.helper.make_tensor_value_info(name, element, shape) for name, shape in side.items()]
+        for side in (given, {name: next(iter(given.values())) for name in outputs})
+    ]
+    nodes = [onnx.helper.make_node("Identity", [next(iter(given))], [name]) for name in outputs]
+    graph = onnx.helper.make_graph(nodes, "g", sides[0], sides[1])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=value)
+    return model.SerializeToString()
+
+
+FOUR: dict[str, list[int | str]] = {"images": ["batch", 3, 8, 8]}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (foreign(kind="[" * 100_000), "its kind is None"),
+        (foreign(kind='["static"]'), r"its kind is \['static'\]"),
+        (foreign(kind='"static"'), r"its images have the shape \['batch', 10\]"),
+        (foreign(kind='"static"', inputs={"x": [1]}), r"its inputs are \['x'\]"),
+        (foreign(kind='"static"', inputs={**FOUR, "y": [1]}), r"its inputs are \['images', 'y'\]"),
+        (foreign(kind='"static"', inputs={"images": [1, "c", "h", "w"]}), "its images have the shape"),
+        (foreign(kind='"static"', inputs={"images": []}), r"its images have the shape \[\]"),
+        (foreign(kind='"static"', inputs=FOUR), "its outputs have other shapes"),
+        (foreign(kind='"static"', element=onnx.TensorProto.DOUBLE), "not float32"),
+        (foreign(kind='"static"', outputs=("logits", "scores")), "its outputs"),
+        (foreign(kind='"routed"', outputs=("logits", "scores", "path")), "its threshold is not an input"),
+    ],
+)
+def test_a_file_of_another_program_is_refused(content: bytes, words: str) -> None:
+    with pytest.raises(UserError, match=f"not written by codinet export: .*{words}"):
+        OnnxEngine(content)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("threshold", '"half"', "its threshold is 'half'"),
+        ("threshold", "7", "its threshold is 7"),
+        ("threshold", "[0.5]", r"its threshold is \[0.5\]"),
+        ("path", '["1"]', r"its path is \['1'\]"),
+        ("path", "[2]", r"its path is \[2\]"),
+        ("path", "3", "its path is 3"),
+        ("kind", '"static"', "its outputs|its threshold"),
+    ],
+)
+def test_a_description_that_does_not_fit_its_graph_is_refused(network: Make, key: str, value: str, words: str) -> None:
+    proto = build(network(), (3, 32, 32))
+    metadata = {"kind": '"routed"', key: value}
+    for entry, text in metadata.items():
+        proto.metadata_props.add(key=entry, value=text)
+    with pytest.raises(UserError, match=f"not written by codinet export: .*({words})"):
+        OnnxEngine(proto.SerializeToString())
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.onnx cannot be read \(No such file"):
+        OnnxEngine(tmp_path / "none.onnx")
+    os.mkfifo(tmp_path / "pipe.onnx")
+    with pytest.raises(UserError, match=r"pipe\.onnx cannot be read \(.*regular file"):
+        OnnxEngine(tmp_path / "pipe.onnx")
 
 
 def test_what_others_add_to_a_file_of_ours_is_left_out(network: Make, tmp_path: Path, images: torch.Tensor) -> None:

@@ -1,10 +1,13 @@
 """A batch in shares: the same answer in the same order, and torch's threads as they were."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from codinet.engines import shares
 from codinet.engines.gather import GatherEngine
 from codinet.engines.shares import LEAST, MOST, in_shares
 from codinet.engines.static import StaticEngine
@@ -68,3 +71,44 @@ def test_an_error_in_a_share_reaches_the_caller() -> None:
 
     with pytest.raises(ValueError, match="broken"):
         in_shares(broken, torch.zeros(4 * LEAST), None)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("fails", [1, 2])
+def test_threads_that_cannot_be_started_leave_the_batch_in_one_piece(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under a limit of the system: the first thread, or the second, is refused."""
+    start, calls = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        calls.append(thread)
+        if len(calls) >= fails:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(shares, "_pools", {})
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = threading.active_count()
+    began = time.monotonic()
+    assert _seen(2 * LEAST) == [(2 * LEAST, 2, True)]
+    assert time.monotonic() - began < 10
+    assert len(calls) == fails
+    monkeypatch.undo()
+    monkeypatch.setattr(shares, "_pools", {})
+    assert _seen(2 * LEAST) == [(LEAST, 1, True), (LEAST, 1, True)]  # once there are threads again
+    ended = time.monotonic() + 10
+    while threading.active_count() > before + 2 and time.monotonic() < ended:  # one that had started ends by itself
+        time.sleep(0.01)
+    assert threading.active_count() <= before + 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_that_start_later_get_the_usual_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "_pools", {})
+    _seen(2 * LEAST)
+    found: list[int] = []
+    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert found == [2]

@@ -17,6 +17,7 @@ from codinet.thresholds import mean_cost
 from codinet.train import Objective
 
 SHAPE = (1, 8, 8)
+NAN = float("nan")
 
 
 class Residual(nn.Module):
@@ -121,20 +122,103 @@ def test_one_that_was_kept_goes_on_as_the_other() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"budget": 1.5}, "no share of the static cost"),
+        ({"budget": 1.5}, "budget must be a finite number above 0 and of at most 1, got 1.5"),
         ({"budget": 1e-6}, "with every block skipped the network still costs"),
-        ({"losses": LossConfig(gamma=0.1)}, "An objective has one budget"),
-        ({"steps": 0}, "An objective for 0 steps leads nowhere"),
+        ({"losses": LossConfig(gamma=0.1)}, "losses must not set budget or gamma"),
+        ({"losses": LossConfig(alpha=-1.0)}, "alpha of losses must be a finite number from 0 to 1e[+]06, got -1.0"),
+        ({"losses": LossConfig(m_d=NAN)}, "m_d of losses must be a finite number .* got nan"),
+        ({"losses": LossConfig(paths="noisy")}, "paths of losses must be noise-free or noised, got 'noisy'"),  # type: ignore[arg-type]
+        ({"losses": 0.5}, "losses must be a LossConfig, got 0.5"),
+        ({"steps": 0}, "steps must be a whole number from 1 to 2147483647, got 0"),
+        ({"steps": 2.5}, "steps must be a whole number"),
+        ({"label_smoothing": -0.1}, "label_smoothing must be a finite number of at least 0 and below 1, got -0.1"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be"),
+        ({"label_smoothing": NAN}, "label_smoothing must be .* got nan"),
+        ({"tau": 0}, "tau must be a finite number of at least 1e-06, got 0"),
+        ({"tau": -1.0}, "tau must be"),
+        ({"tau": NAN}, "tau must be"),
+        ({"tau": "1"}, "tau must be"),
     ],
 )
-def test_an_objective_that_cannot_be(words: dict[str, Any], sentence: str) -> None:
+def test_wrong_arguments_of_an_objective_are_refused(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         Objective(network(), SHAPE, **{"budget": 0.5, "steps": 5, **words})
 
 
-def test_static_networks_and_odd_numbers_of_views_are_refused() -> None:
-    with pytest.raises(UserError, match="a budget is for a routed one"):
+@pytest.mark.parametrize("shape", [(1, 8), (1, 8, 0), (3, 8, 8), (1.0, 8, 8), "188", None, (1, 8, 10**9)])
+def test_an_image_shape_that_does_not_fit_is_refused(shape: Any) -> None:
+    with pytest.raises(UserError, match="image_shape"):
+        Objective(network(), shape, budget=0.5, steps=5)
+
+
+def test_static_networks_are_refused() -> None:
+    with pytest.raises(UserError, match="Budgets apply to routed networks only"):
         Objective(create_model("resnet20", routed=False), (3, 32, 32), budget=0.5, steps=5)
+
+
+def empty(got: RoutedOutput, labels: torch.Tensor) -> tuple[Any, ...]:
+    return RoutedOutput(*(part[:0] for part in got)), labels[:0], 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (empty, "logits must be a tensor of floats, B×K and not empty"),
+        (lambda got, labels: (got, labels, 4), "6 inputs are not 4 views of every image"),
+        (lambda got, labels: (got, labels, 0), "views must be a whole number from 1 to 2147483647, got 0"),
+        (lambda got, labels: (got, labels, 2.0), "views must be a whole number"),
+        (lambda got, labels: (got, labels[:4], 2), "labels must be a tensor of numbers, 6 and not empty"),
+        (lambda got, labels: (got, labels.float(), 2), "labels must be int64, got a tensor of 6 .float32"),
+        (lambda got, labels: (got, labels + 9, 2), "labels must be from 0 to 9, .* got labels from 9 to 11"),
+        (lambda got, labels: (got, labels - 100, 2), "labels must be from 0 to 9"),
+        (lambda got, labels: (got, labels.to("meta"), 2), "labels must be on the network's device, cpu"),
+        (lambda got, labels: (got.logits_BK, labels, 2), "output must be what the network returns"),
+        (lambda got, labels: (got._replace(scores_BN2=got.scores_BN2[:, :3]), labels, 2), "scores must be a tensor"),
+        (lambda got, labels: (got._replace(path_BN=got.path_BN[:2]), labels, 2), "path must be a tensor"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused_and_leaves_the_controller_alone(spoil: Any, sentence: str) -> None:
     model = network()
-    with pytest.raises(UserError, match="6 inputs are not 4 views of every image"):
-        Objective(model, SHAPE, budget=0.5, steps=5)(*output(model), views=4)
+    objective = Objective(model, SHAPE, budget=0.5, steps=5)
+    before = objective.state_dict()
+    got, labels, views = spoil(*output(model))
+    with pytest.raises(UserError, match=sentence):
+        objective(got, labels, views=views)
+    assert before == objective.state_dict()
+    assert objective(*output(model), views=2).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "sentence"),
+    [
+        (torch.zeros(0, *SHAPE), 250, "images must be a tensor of floats, B×C×H×W and not empty"),
+        (torch.full((2, *SHAPE), NAN), 250, "images must hold finite numbers"),
+        (torch.zeros(2, 3, 8, 8), 250, "images of 1 channels"),
+        (torch.zeros(2, *SHAPE), 0, "batch must be a whole number from 1 to"),
+    ],
+)
+def test_images_that_tell_nothing_do_not_settle(images: torch.Tensor, batch: int, sentence: str) -> None:
+    objective = Objective(network(), SHAPE, budget=0.5, steps=5)
+    before = objective.state_dict()
+    with pytest.raises(UserError, match=sentence):
+        objective.settle(images, batch=batch)
+    assert before == objective.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"cost": torch.tensor(NAN)}, "cost of state must hold finite numbers"),
+        ({"taken": torch.tensor(-1)}, "taken of state must be a whole number from 0 to 2147483647, got -1"),
+        ({"taken": torch.tensor(1.5)}, "taken of state must be a whole number"),
+        ({"taken": 3}, "taken of state must be a tensor"),
+        ({"excess": torch.zeros(2)}, "excess of state must be a tensor"),
+        ({"speed": torch.tensor(1.0)}, "state must hold taken, target, cost, integral, excess, got"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], sentence: str) -> None:
+    objective = Objective(network(), SHAPE, budget=0.5, steps=5)
+    before = objective.state_dict()
+    with pytest.raises(UserError, match=sentence):
+        objective.load_state_dict({**before, **change})
+    assert before == objective.state_dict()

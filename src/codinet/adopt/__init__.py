@@ -1,7 +1,7 @@
 """Routing for a network that already exists: its own parts and weights, and routers added.
 
-`resnet` goes by the names that torchvision and timm give the parts of a ResNet. `chain` takes any network whose
-residual blocks follow one another, and is told which they are.
+`resnet` uses the names that torchvision and timm give the parts of a ResNet. `chain` takes any network whose residual
+blocks follow one another; the caller says which they are.
 """
 
 from torch import nn
@@ -9,7 +9,8 @@ from torch import nn
 from codinet.adopt.chain import AdoptedChain
 from codinet.adopt.resnet import AdoptedResNet
 from codinet.adopt.tracing import Blocks
-from codinet.errors import UserError, unknown
+from codinet.checks import require_choice, require_kind
+from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 
@@ -21,16 +22,19 @@ def make_dynamic(
     router: str = "fc",
     image_shape: tuple[int, int, int] | None = None,
 ) -> RoutedNetwork:
-    """A routed network over `module`'s own parts, which it shares.
+    """A routed network made of `module`'s own parts; weights are shared.
 
-    A ResNet as torchvision or timm build it needs no more. For any other network, `blocks` says which of its modules
-    are residual blocks: their class, or their names, in which `*` stands for anything ("features.*"). Those that keep
-    the shape of their input are routed; the others run always. Images are of `image_shape`, or else 224×224.
+    A ResNet as torchvision or timm build it needs no other argument. For any other network, `blocks` says which of its
+    modules are residual blocks: their class, or their names, in which `*` matches anything ("features.*"). Blocks that
+    keep the shape of their input are routed; the others always run. `image_shape` is (channels, height, width) of the
+    images, by default 224×224. `router` is "fc", "cnn" or "rnn".
     """
-    if router not in ROUTERS:
-        raise unknown("router", router, ROUTERS)
+    require_kind("module", module, nn.Module, "a torch module")
+    if isinstance(module, RoutedNetwork):
+        raise UserError(f"make_dynamic takes a network without routing, and this {type(module).__name__} is routed.")
+    require_choice("router", router, ROUTERS)
     if blocks is not None:
         return AdoptedChain(module, blocks, router, image_shape)
     if image_shape is not None:
-        raise UserError("make_dynamic takes an image_shape together with blocks; a ResNet that it knows needs none.")
+        raise UserError("make_dynamic takes an image_shape together with blocks; a ResNet that it knows needs neither.")
     return AdoptedResNet(module, router)

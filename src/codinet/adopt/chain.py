@@ -1,7 +1,7 @@
 """A routed network over any module whose residual blocks follow one another: ConvNeXts, MobileNets, transformers, …
 
-The module's forward is followed once and cut at the blocks (`tracing`). What it does between two of them belongs to the
-second, and is done whether that is skipped or not. Routing sees features as maps, however they lie (`layout`).
+The module's forward is traced once and cut at the blocks (`tracing`). Operations between two blocks belong to the
+second, and run whether it is skipped or not. Routing gets the features as maps, whatever their axes (`layout`).
 """
 
 import copy
@@ -13,13 +13,14 @@ from torch import fx, nn
 from codinet.adopt.layout import Layout
 from codinet.adopt.tracing import Blocks, Kept, chosen, cut, first_convolution, skippable, traced
 from codinet.backbones import Block
+from codinet.checks import require_image_shape, shown
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork, in_evaluation
 from codinet.routers import ROUTERS
 
 
 class Segment:
-    """A part of a module's forward, from one tensor to another; the module's parts are looked up when it is called."""
+    """A part of a module's forward, from one tensor to another. Submodules are looked up when it is called."""
 
     def __init__(self, module: nn.Module, in_training: fx.Graph, in_use: fx.Graph) -> None:
         self.module, self.in_training, self.in_use = module, in_training, in_use
@@ -30,13 +31,13 @@ class Segment:
 
 
 class ChainBlock(Block):
-    """A block that keeps the shape, behind what the module does before it. Skipped, that alone is left."""
+    """A block that keeps the shape, after the operations before it. Skipping it leaves these operations."""
 
     def __init__(self, name: str, before: Segment, block: nn.Module, given: Layout, kept: Kept) -> None:
-        """`given` is how the features lie that come; the block may want them otherwise."""
+        """`given` is the layout of the features that come in; the block may use another."""
         super().__init__()
         self.name, self.before, self.block, self.given, self.kept = name, before, block, given, kept
-        # Whether either changes what it is given, which routers and whoever skips need as it came.
+        # Whether either writes into its input, which routers and the shortcut need unchanged.
         self.before_writes = self.writes = False
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -58,6 +59,8 @@ class AdoptedChain(RoutedNetwork):
         self, module: nn.Module, blocks: Blocks, router: str, image_shape: tuple[int, int, int] | None
     ) -> None:
         super().__init__()
+        if image_shape is not None:
+            image_shape = require_image_shape(image_shape)
         self.module, first = module, first_convolution(module)
         shape = image_shape or (first.in_channels, 224, 224)
         images = torch.empty(2, *shape, dtype=first.weight.dtype, device="meta")
@@ -67,7 +70,7 @@ class AdoptedChain(RoutedNetwork):
         names, layouts = list(kept), [block.layout for block in kept.values()]
         parts = [Segment(module, *both) for both in zip(cut(in_training, names), cut(in_use, names), strict=True)]
         self._stem, *befores, self._head = parts
-        # Wrappers in a tuple are no submodules, so the blocks keep their names in the module.
+        # Wrappers in a tuple are not submodules, so the blocks keep their names in the module.
         self._first, self._last = layouts[0], layouts[-1]
         self._blocks = tuple(
             ChainBlock(name, before, module.get_submodule(name), given, kept[name])
@@ -93,7 +96,10 @@ class AdoptedChain(RoutedNetwork):
 
 @torch.no_grad()
 def _look(network: AdoptedChain, images_BCHW: torch.Tensor) -> None:
-    """Notes what every block is given, in a pass on shapes alone, and who writes into it, which raises its version."""
+    """Note the channels of every block in a pass on shapes, and which of them write into their input.
+
+    Writing into a tensor raises its version.
+    """
     shapes = copy.deepcopy(network).to("meta").eval()
     x = shapes.stem(images_BCHW)
     for block, shape in zip(network.blocks, shapes.blocks, strict=True):
@@ -106,17 +112,20 @@ def _look(network: AdoptedChain, images_BCHW: torch.Tensor) -> None:
 
 @torch.no_grad()
 def _require_same(network: AdoptedChain, shape: tuple[int, int, int]) -> None:
-    """With every block run the answers must be the module's: what its forward draws or counts, nobody can follow."""
+    """With every block run the logits must be the module's. Tracing misses random numbers in a forward, for example."""
     weight = first_convolution(network).weight
     if weight.is_meta:
         return
-    own = torch.Generator().manual_seed(0)  # the caller's numbers must not change by it
+    own = torch.Generator().manual_seed(0)  # leaves the global random state unchanged
     images_1CHW = torch.randn(1, *shape, generator=own).to(weight.device, weight.dtype)
     with in_evaluation(network):
-        wished_1K = network.module(images_1CHW).float()
+        wished_1K = network.module(images_1CHW)
+        if not isinstance(wished_1K, torch.Tensor) or wished_1K.ndim != 2:
+            raise UserError(f"make_dynamic needs a network that returns logits of B×K, got {shown(wished_1K)}.")
+        wished_1K = wished_1K.float()
         got_1K = network(images_1CHW, force=torch.ones(len(network.blocks))).logits_BK
     if not torch.allclose(got_1K, wished_1K, rtol=0.01, atol=0.01 * wished_1K.abs().max().item(), equal_nan=True):
         raise UserError(
             f"This {type(network.module).__name__} gives other answers than its parts one after the other; "
-            "make modules of whatever else its forward does."
+            "move everything else that its forward does into modules."
         )

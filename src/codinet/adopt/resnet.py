@@ -1,13 +1,13 @@
 """A routed network over a ResNet that already exists: torchvision's, timm's, or any built like theirs.
 
-It goes by the names of a module's parts and imports neither library. The network is made of the module's own parts,
-so weights are shared, and adds nothing but routers.
+It uses the names of a module's parts and imports neither library. The network is made of the module's own parts, so
+weights are shared, and adds nothing but routers.
 """
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import NamedTuple, cast
 
 import torch
@@ -15,51 +15,49 @@ from torch import nn
 
 from codinet.adopt.tracing import first_convolution
 from codinet.backbones import Block
-from codinet.errors import UserError
+from codinet.errors import UserError, first_line
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 
-# In this order. "|" stands between two names of a part, "?" behind one that networks for small images do without.
+# In this order. "|" separates two names of a part; "?" marks a part that networks for small images do not have.
 STEM = ("conv1", "bn1", "relu|act1", "maxpool?")
 HEAD = ("avgpool|global_pool", "fc")
 
 
 class AdoptedBlock(Block):
-    """A foreign residual block, run by its own forward, so that whatever it has inside (SE, drop-path) stays.
+    """A foreign residual block, run by its own forward, so that everything inside it (SE, drop-path) stays.
 
-    That forward projects its input itself: where a block has a `downsample`, mixing asks it twice. In training it is
-    handed the shortcut that is there already, or a BatchNorm in it would count the batch twice; but for a block that
-    asks about something else than its input, of which there are then two shortcuts. A block that writes into what it
-    is given gets a copy.
+    That forward projects its input itself, so a block with a `downsample` would project twice: once for the shortcut
+    and once in its forward. In training the forward is given the shortcut that exists already; otherwise a BatchNorm in
+    it would count the batch twice. This is not possible for a block that projects something other than its input. A
+    block that writes into its input gets a copy.
     """
 
     def __init__(self, name: str, block: nn.Module) -> None:
         super().__init__()
         self.name, self.block = name, block
-        self.writes = False  # whether the forward changes what it is given
-        self.projects = False  # whether the forward asks a module `downsample` about x, as it came
+        self.writes = False  # whether the forward writes into its input
+        self.projects = False  # whether the forward calls a module `downsample` with its input, unchanged
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         downsample = getattr(self.block, "downsample", None)
         return x_BCHW if downsample is None else downsample(x_BCHW)
 
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
-        # Not in evaluation: nothing is counted there, and engines may be asked by many threads at once.
         if not self.projects or not self.block.get_submodule("downsample").training:
             return self(x_BCHW)
-        with _answering(self.block, self._own(shortcut_BCHW)):
-            return self(x_BCHW)
+        return _with_shortcut(self.block, self._own(shortcut_BCHW))(self._own(x_BCHW))
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return self.block(self._own(x_BCHW))
 
     def _own(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """What the block may write into: routers, and whoever skips, need the features as they came."""
+        """Features that the block may write into: routers and shortcuts need them unchanged."""
         return x_BCHW.clone() if self.writes else x_BCHW
 
 
 class _Answer(nn.Module):
-    """Gives one tensor, whatever it is asked."""
+    """Returns one tensor, whatever its input."""
 
     def __init__(self, answer_BCHW: torch.Tensor) -> None:
         super().__init__()
@@ -69,15 +67,12 @@ class _Answer(nn.Module):
         return self.answer_BCHW
 
 
-@contextmanager
-def _answering(block: nn.Module, shortcut_BCHW: torch.Tensor) -> Iterator[None]:
-    """Within, the block's `downsample` is this tensor."""
-    downsample = block.get_submodule("downsample")
-    block.add_module("downsample", _Answer(shortcut_BCHW))
-    try:
-        yield
-    finally:
-        block.add_module("downsample", downsample)
+def _with_shortcut(block: nn.Module, shortcut_BCHW: torch.Tensor) -> nn.Module:
+    """A block that shares all parts with this one, but whose `downsample` is this tensor. The block does not change."""
+    twin = object.__new__(type(block))
+    twin.__dict__.update(block.__dict__)
+    twin.__dict__["_modules"] = {**block._modules, "downsample": _Answer(shortcut_BCHW)}
+    return twin
 
 
 class AdoptedResNet(RoutedNetwork):
@@ -91,7 +86,7 @@ class AdoptedResNet(RoutedNetwork):
         for name in (*self._stem, *stages, self._pool, self._fc):
             self.add_module(name, module.get_submodule(name))
         self.dropout = nn.Dropout(getattr(module, "drop_rate", None) or 0.0)  # timm's, before the classifier
-        # Wrappers in a tuple are no submodules, so the blocks keep their names under layer1 … layerS.
+        # Wrappers in a tuple are not submodules, so the blocks keep their names under layer1 … layerS.
         self._blocks = tuple(
             AdoptedBlock(f"{stage}.{position}", block)
             for stage in stages
@@ -148,7 +143,7 @@ def _find_parts(module: nn.Module) -> tuple[list[str], list[str], list[str]]:
 
 
 class _Look(NamedTuple):
-    """What is to be known of a block: the channels it takes, and what `AdoptedBlock` says of it."""
+    """The channels that a block takes, and the two properties of `AdoptedBlock`."""
 
     in_channels: int
     writes: bool
@@ -157,24 +152,30 @@ class _Look(NamedTuple):
 
 @torch.no_grad()
 def _look(network: AdoptedResNet, module: nn.Module) -> list[_Look]:
-    """At each block, in a pass on shapes alone; refuses one whose shortcut cannot stand in for its output."""
+    """Look at each block in a pass on shapes; refuses a block whose shortcut cannot replace its output."""
     shapes = copy.deepcopy(network).to("meta").eval()
     first = first_convolution(shapes)
     images = torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta")
-    x = shapes.stem(images)
+    try:
+        x = shapes.stem(images)
+    except Exception as error:  # a foreign module may fail in any way
+        raise UserError(
+            f"The {', '.join(network.stem_parts)} of this {type(module).__name__} fail on images of "
+            f"{first.in_channels}×224×224: {first_line(error)}"
+        ) from error
     given = _given_to_blocks(module, images)
     if given is not None and given != x.shape:
         raise UserError(
             f"The forward of this {type(module).__name__} hands layer1 {tuple(given)} where its "
-            f"{', '.join(network.stem_parts)} give {tuple(x.shape)}; make a module of what it does in between."
+            f"{', '.join(network.stem_parts)} give {tuple(x.shape)}; move what it does in between into a module."
         )
     looks = []
     for block in shapes.blocks:
-        skipped = tuple(block.shortcut(x).shape)
         try:
+            skipped = tuple(block.shortcut(x).shape)
             x, look = _watch(block, x)
-        except RuntimeError as error:
-            raise UserError(f"{block.name} cannot be routed, it fails on its own input: {error}") from error
+        except Exception as error:  # as above
+            raise UserError(f"{block.name} cannot be routed, it fails on its own input: {first_line(error)}") from error
         if x.shape != skipped:
             raise UserError(
                 f"{block.name} cannot be skipped: its output is {tuple(x.shape)}, its shortcut {skipped}; "
@@ -185,18 +186,20 @@ def _look(network: AdoptedResNet, module: nn.Module) -> list[_Look]:
 
 
 def _given_to_blocks(module: nn.Module, images_BCHW: torch.Tensor) -> torch.Size | None:
-    """The shape that a module's own forward hands its first stage, which tells whether it does more before it than call
-    the parts that were found; None where it does not run on shapes alone."""
+    """The shape that a module's own forward gives its first stage; None if it does not run on shapes.
+
+    Another shape than that of the stem shows that the forward does more than call the parts that were found.
+    """
     given: list[torch.Size] = []
     original = copy.deepcopy(module).to("meta").eval()
     original.get_submodule("layer1").register_forward_pre_hook(lambda _stage, inputs: given.append(inputs[0].shape))
-    with suppress(RuntimeError):
+    with suppress(Exception):  # as above
         original(images_BCHW)
     return given[0] if given else None
 
 
 def _watch(block: AdoptedBlock, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, _Look]:
-    """A block's output, and what its forward did on the way. Whoever writes into a tensor raises its version."""
+    """A block's output, and what its forward did. Writing into a tensor raises its version."""
     version, projected = x_BCHW._version, []
 
     def note(_module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:

@@ -5,25 +5,34 @@ import inspect
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
-from codinet.adopt.layout import Layout, layout_of
-from codinet.errors import UserError
+from codinet.adopt.layout import Layout, has_channels, layout_of
+from codinet.checks import shown
+from codinet.errors import UserError, first_line
 from codinet.model import in_evaluation
 
 Blocks = str | Sequence[str] | type[nn.Module]
-Shapes = dict[fx.Node, tuple[int, ...]]
 
 
 class Kept(NamedTuple):
     """How a block that keeps the shape of its features is called."""
 
     layout: Layout  # of the features
-    args: tuple[Any, ...]  # what else it is given, which is the same in every call
+    args: tuple[Any, ...]  # its other arguments, the same in every call
     kwargs: dict[str, Any]
+
+
+class Seen(NamedTuple):
+    """What a pass on shapes found."""
+
+    shapes: dict[fx.Node, tuple[int, ...]]  # of every tensor
+    layers: dict[str, nn.Module]  # by block, the first layer in it that was called and has channels
+    square: bool  # whether the images were
 
 
 def first_convolution(module: nn.Module) -> nn.Conv2d:
@@ -34,13 +43,17 @@ def first_convolution(module: nn.Module) -> nn.Conv2d:
 
 
 def chosen(module: nn.Module, blocks: Blocks) -> list[str]:
-    """The names of the modules that are meant; of those within one another the outermost."""
+    """The names of the chosen modules; of nested ones the outermost."""
+    names = blocks if isinstance(blocks, list | tuple) else [blocks]
+    if not names or not all(isinstance(name, str) or name is blocks for name in names):
+        raise _no_blocks(blocks)
+    if not isinstance(blocks, str | list | tuple) and not (isinstance(blocks, type) and issubclass(blocks, nn.Module)):
+        raise _no_blocks(blocks)
     parts = [(name, part) for name, part in module.named_modules() if name]
     if isinstance(blocks, type):
         found = [name for name, part in parts if isinstance(part, blocks)]
     else:
-        patterns = [blocks] if isinstance(blocks, str) else blocks
-        found = [name for name, _ in parts if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        found = [name for name, _ in parts if any(fnmatchcase(name, str(pattern)) for pattern in names)]
     outermost = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
     if not outermost:
         asked = blocks.__name__ if isinstance(blocks, type) else repr(blocks)
@@ -48,8 +61,12 @@ def chosen(module: nn.Module, blocks: Blocks) -> list[str]:
     return outermost
 
 
+def _no_blocks(blocks: object) -> UserError:
+    return UserError(f"blocks must be a class of modules, a name or a list of names, got {shown(blocks)}.")
+
+
 def _offer(module: nn.Module) -> str:
-    """What may have been meant: classes of several layers, of which there are several in a row."""
+    """Classes that may have been meant: those of several layers that occur several times in a row."""
     rows = [part for part in module.modules() if isinstance(part, nn.Sequential | nn.ModuleList)]
     counts = Counter(type(part).__name__ for row in rows for part in row if _layers([part]) > 1)
     several = [f"{name} ({count})" for name, count in counts.most_common(4) if count > 1]
@@ -61,7 +78,7 @@ def _layers(modules: Iterable[nn.Module]) -> int:
 
 
 class _Tracer(fx.Tracer):
-    """Looks into what holds blocks, and takes everything else as it is."""
+    """Traces into modules that contain blocks, and treats every other module as one call."""
 
     def __init__(self, module: nn.Module, blocks: Iterable[str]) -> None:
         super().__init__()
@@ -73,27 +90,27 @@ class _Tracer(fx.Tracer):
 
 
 def traced(module: nn.Module, blocks: Sequence[str]) -> list[fx.Graph]:
-    """The module's forward on images alone, with the blocks called as they are: in training, and in use."""
+    """The module's forward with images as its only argument and blocks as calls: in training, and in evaluation."""
     takes = inspect.signature(module.forward).parameters.values()
     usual = {each.name: each.default for each in takes if each.default is not each.empty}
     try:
-        with in_evaluation(module):  # which leaves every part in the mode it had
+        with in_evaluation(module):  # restores the mode of every part
             return [_Tracer(module.train(training), blocks).trace(module, usual) for training in (True, False)]
-    except Exception as error:  # whatever somebody's forward does to tensors that are none
-        why = str(error).splitlines()[0].rstrip(".")
+    except Exception as error:  # a foreign forward may fail in any way on symbolic tensors
+        why = first_line(error).rstrip(".")
         raise UserError(f"The forward of this {type(module).__name__} cannot be followed: {why}.") from error
 
 
 def skippable(module: nn.Module, graph: fx.Graph, blocks: Sequence[str], images_BCHW: torch.Tensor) -> dict[str, Kept]:
     """The blocks that keep the shape of their features, in the order in which they run.
 
-    A bare layer, which a name with a `*` may well mean too, is no block.
+    A bare layer, which a name with a `*` may match too, is not a block.
     """
-    shapes = _shapes(module, graph, images_BCHW)
     whole = [name for name in blocks if _layers(module.get_submodule(name).children()) > 0]
+    seen = _see(module, graph, whole, images_BCHW)
     found: dict[str, Kept] = {}
     for node in graph.nodes:
-        if node.op == "call_module" and node.target in whole and (kept := _kept(node, shapes)):
+        if node.op == "call_module" and node.target in whole and (kept := _kept(node, seen)):
             if node.target in found:
                 raise UserError(f"{node.target} is run more than once, so it cannot be skipped alone.")
             found[node.target] = kept
@@ -106,18 +123,27 @@ def skippable(module: nn.Module, graph: fx.Graph, blocks: Sequence[str], images_
 
 
 @torch.no_grad()
-def _shapes(module: nn.Module, graph: fx.Graph, images_BCHW: torch.Tensor) -> Shapes:
-    """Of every tensor on the way, in a pass on shapes alone."""
-    _ends(graph)  # before it is asked for more than images
-    walk = _Walk(copy.deepcopy(module).to("meta").eval(), graph=graph)
+def _see(module: nn.Module, graph: fx.Graph, blocks: Sequence[str], images_BCHW: torch.Tensor) -> Seen:
+    """A pass on the meta device, which computes shapes only."""
+    _ends(graph)  # refuses a network that takes more than images
+    shapes = copy.deepcopy(module).to("meta").eval()
+    layers: dict[str, nn.Module] = {}
+    for name in blocks:
+        for part in filter(has_channels, shapes.get_submodule(name).modules()):
+            part.register_forward_pre_hook(partial(_note, layers, name))
+    walk = _Walk(shapes, graph=graph)
     try:
         walk.run(images_BCHW)
     except Exception as error:  # as above
-        size, why = "×".join(map(str, images_BCHW.shape[1:])), str(error).splitlines()[0].rstrip(".")
+        size, why = "×".join(map(str, images_BCHW.shape[1:])), first_line(error).rstrip(".")
         raise UserError(
             f"This {type(module).__name__} fails on images of {size}: {why}; if it takes others, give image_shape."
         ) from error
-    return walk.shapes
+    return Seen(walk.shapes, layers, images_BCHW.shape[2] == images_BCHW.shape[3])
+
+
+def _note(layers: dict[str, nn.Module], block: str, layer: nn.Module, _inputs: object) -> None:
+    layers.setdefault(block, layer)
 
 
 class _Walk(fx.Interpreter):
@@ -125,7 +151,7 @@ class _Walk(fx.Interpreter):
 
     def __init__(self, module: nn.Module, *, graph: fx.Graph) -> None:
         super().__init__(module, graph=graph)
-        self.shapes: Shapes = {}
+        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
@@ -134,21 +160,28 @@ class _Walk(fx.Interpreter):
         return result
 
 
-def _kept(block: fx.Node, shapes: Shapes) -> Kept | None:
+def _kept(block: fx.Node, seen: Seen) -> Kept | None:
     if len(block.all_input_nodes) != 1 or not block.args or block.args[0] is not _given(block):
         return None
-    features = shapes.get(_given(block), ())
-    layout = layout_of(features) if shapes.get(block) == features else None
-    return layout and Kept(layout, block.args[1:], dict(block.kwargs))
+    features = seen.shapes.get(_given(block), ())
+    if len(features) not in (3, 4) or seen.shapes.get(block) != features:
+        return None
+    layout = layout_of(features, seen.layers.get(str(block.target)), square=seen.square)
+    if layout is None:
+        raise UserError(
+            f"Which axis of the features of {block.target} holds the channels cannot be told, of shape "
+            f"{'×'.join(map(str, features[1:]))} per image; give another image_shape."
+        )
+    return Kept(layout, block.args[1:], dict(block.kwargs))
 
 
 def _given(block: fx.Node) -> fx.Node:
-    """The features; nothing else that a block is given was computed."""
+    """The features: the only argument of a block that is computed."""
     return block.all_input_nodes[0]
 
 
 def cut(graph: fx.Graph, blocks: Sequence[str]) -> list[fx.Graph]:
-    """What comes before the first block, what leads to each of them from the one before, and what comes after."""
+    """The parts of a graph: before the first block, from each block to the next, and after the last."""
     calls = [node for node in graph.nodes if node.op == "call_module" and node.target in blocks]
     images, logits = _ends(graph)
     first = _given(calls[0])
@@ -157,7 +190,7 @@ def cut(graph: fx.Graph, blocks: Sequence[str]) -> list[fx.Graph]:
 
 
 def _ends(graph: fx.Graph) -> tuple[fx.Node, fx.Node]:
-    """Where images come in and logits go out."""
+    """The nodes of the images and of the logits."""
     given = [node for node in graph.nodes if node.op == "placeholder" and not node.args]  # the others have defaults
     ((result,),) = (node.args for node in graph.nodes if node.op == "output")
     if len(given) != 1 or not isinstance(result, fx.Node):
@@ -166,7 +199,7 @@ def _ends(graph: fx.Graph) -> tuple[fx.Node, fx.Node]:
 
 
 def _between(graph: fx.Graph, start: fx.Node, end: fx.Node) -> fx.Graph:
-    """What leads from one tensor to another; `UserError` where that takes more than the first."""
+    """The part of a graph from one tensor to another; `UserError` if it needs more than the first."""
     needed: set[fx.Node] = set()
     open_ends = [end]
     while open_ends:

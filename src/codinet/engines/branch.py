@@ -1,8 +1,7 @@
 """One image at a time: a block that its router skips is not called.
 
-A batch is looped over. Blocks are run in place, so that features stay in one tensor for a whole stage and routers
-read them through views made beforehand. Decisions are read on the host, which on the CPU costs nothing. For
-batches see `gather`.
+A batch is processed image by image. Blocks run in place, so features stay in one tensor for a whole stage, and routers
+read them through views made once. Decisions are read on the host, which is free on the CPU. For batches see `gather`.
 """
 
 from typing import ClassVar

@@ -1,40 +1,67 @@
-"""Writing an ONNX file, and proving that it says what the network says.
+"""Writing an ONNX file, after checking that it gives the network's answers.
 
-The file carries what is needed to use it without codinet: classes, normalisation, image shape, cost table,
-threshold. It is checked before it is written: one that disagrees with the network never appears and is an error.
+The file holds everything needed to use it without codinet: classes, normalisation, image shape, cost table and
+threshold. It is checked before it is written: a file that disagrees with the network is an error and is not written.
 Needs the extra `onnx`.
 """
 
+import copy
 import dataclasses
 import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 import codinet
 from codinet import files
+from codinet.checks import (
+    require_choice,
+    require_finite,
+    require_image_shape,
+    require_kind,
+    require_number,
+    require_tensor,
+    require_whole,
+    shown,
+)
 from codinet.cost import block_costs
+from codinet.engines.contract import require_finite as require_finite_weights
 from codinet.engines.onnx import OnnxEngine
 from codinet.engines.onnx_graph import OPSET, Kind, build
 from codinet.errors import UserError
 from codinet.model import CoDiNet
 from codinet.records import RoutedOutput
-from codinet.relaxation import hard, margin_limit
+from codinet.relaxation import hard, margin_limit, require_threshold
 
 TOLERANCE = 1e-4  # of logits, and of how near a decision may be to the threshold to fall either way
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What a file tells of the data its network was trained on."""
+    """The data that the network of a file was trained on."""
 
     classes: Sequence[str]
     mean: Sequence[float]  # per channel, in bytes (0..255)
     std: Sequence[float]
     image_shape: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        channels = require_image_shape(self.image_shape)[0]
+        _require_list("classes", self.classes, str, "names")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            _require_list(name, values, int | float, "numbers")
+            if len(values) != channels:
+                raise UserError(f"{name} must hold a number for each of the {channels} channels, got {shown(values)}.")
+            for value in values:
+                require_number(f"An entry of {name}", value, 0, above=name == "std")
+
+
+def _require_list(name: str, values: Any, kind: Any, what: str) -> None:
+    if not isinstance(values, list | tuple) or not values or not all(isinstance(value, kind) for value in values):
+        raise UserError(f"{name} must be a list of {what}, got {shown(values)}.")
 
 
 def export(
@@ -48,14 +75,34 @@ def export(
     opset: int = OPSET,
     images_BCHW: torch.Tensor | None = None,
 ) -> int:
-    """Write the file; the number of images it was checked on: random ones, and the normalised ones given."""
+    """Write the file `out`, and return on how many images it was checked: random ones, and the normalised ones given.
+
+    `kind` is "routed" (one image, skips blocks), "masked" or "static" (batches); a static file runs the blocks of
+    `path`. `threshold` is the default of the file's input of that name.
+    """
+    require_kind("model", model, CoDiNet, "a network from create_model")
+    require_kind("out", out, Path, "a Path")
+    require_kind("about", about, About, "an About")
+    require_choice("kind", kind, get_args(Kind))
+    require_threshold(threshold)
+    require_whole("opset", opset, 1, 100)
+    require_finite_weights(model)
+    if images_BCHW is not None:
+        require_tensor("images", images_BCHW, ("B", *about.image_shape))
+        require_finite("images", images_BCHW)
+    if len(about.classes) != model.config.num_classes:
+        raise UserError(
+            f"classes must name the network's {model.config.num_classes} classes, got {len(about.classes)}."
+        )
     if path is not None and kind != "static":
         raise UserError("A path is fixed in a static file only; leave --path out, or choose --kind static.")
-    if path is not None and (len(path) != len(model.blocks) or set(path) - {0, 1}):
-        raise UserError(
-            f"The path of this network is {len(model.blocks)} digits, 0 or 1; this one is {len(path)} long."
-        )
-    model = model.eval()
+    if path is not None:
+        _require_list("path", path, int, "0 or 1 for each block")
+        if len(path) != len(model.blocks) or set(path) - {0, 1}:
+            raise UserError(
+                f"The path of this network is {len(model.blocks)} digits, 0 or 1; this one is {len(path)} long."
+            )
+    model = copy.deepcopy(model).to("cpu", torch.float32).eval()  # as the file computes
     proto = build(model, about.image_shape, kind=kind, path=path, threshold=threshold, opset=opset)
     for key, value in _metadata(model, about, kind, path, threshold).items():
         proto.metadata_props.add(key=key, value=json.dumps(value))
@@ -102,12 +149,12 @@ def check(
 
 
 def _difference(ours: RoutedOutput, theirs: RoutedOutput, limit: float, *, routed: bool) -> str | None:
-    """What differs beyond rounding, in words."""
+    """A difference beyond rounding, in words."""
     alike_B = torch.ones(len(theirs.path_BN), dtype=torch.bool)
     if routed:
         close_BN = (theirs.scores_BN2[..., 1] - theirs.scores_BN2[..., 0] - limit).abs() <= TOLERANCE
         differs_BN = ours.path_BN != theirs.path_BN
-        # Only the first difference counts: what follows it sees other features.
+        # Only the first difference counts: the blocks after it get other features.
         first_B = differs_BN.int().argmax(dim=1)
         alike_B = ~differs_BN.any(dim=1)
         if bool((~alike_B & ~close_BN.gather(1, first_B[:, None]).squeeze(1)).any()):

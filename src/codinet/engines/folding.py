@@ -1,8 +1,8 @@
-"""A network with every BatchNorm folded into the convolution before it, as bare functions of tensors.
+"""A network with every BatchNorm folded into the convolution before it, as plain functions of tensors.
 
-What the engines and the static net they are compared with are both made of: no module calls, activations and
-sums in place, channels_last. Blocks of an adopted network keep their own forward, because what is inside
-them is not known; their BatchNorms stay. Knows nothing of decisions: routers are carried along untouched.
+The engines and the static network they are compared with are made of it: no module calls, activations and sums in
+place, channels_last. Blocks of an adopted network keep their own forward, because their contents are unknown; their
+BatchNorms stay. Knows nothing of decisions: routers are passed on unchanged.
 """
 
 import copy
@@ -113,14 +113,19 @@ class FoldedNetwork:
 
 
 def fold(model: RoutedNetwork) -> FoldedNetwork:
-    """A folded copy of a network, in evaluation mode; the network itself stays as it is."""
+    """A folded copy of a network, in evaluation mode; the network itself does not change."""
     require_finite(model)
     model = copy.deepcopy(model).eval()
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has it, its stubs do not
-    blocks = [_fold_block(block) for block in model.blocks]
+    blocks = fold_blocks(model)
     if not isinstance(model, ResNet):
         return FoldedNetwork(model.stem, blocks, model.head, model.routers)
     return FoldedNetwork(fold_stem(model), blocks, model.head, model.routers)
+
+
+def fold_blocks(model: RoutedNetwork) -> list[FoldedBlock]:
+    """The blocks of a network in evaluation mode, folded. Blocks that cannot be folded stay part of the network."""
+    return [_fold_block(block) for block in model.blocks]
 
 
 def fold_stem(model: ResNet) -> Callable[[torch.Tensor], torch.Tensor]:

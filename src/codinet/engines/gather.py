@@ -1,9 +1,9 @@
-"""A batch, of which each block computes only the images that run it.
+"""A batch of which each block computes only the images that run it.
 
-They are brought together in the batch itself (see `lineup`), so that a block runs on them where they lie and writes
-over them. A block that no image runs is not called. Where a block changes the features' shape, images are taken out
-and put back. What the default router pools is kept between blocks: only images that ran are pooled anew. Decisions are
-read on the host once a block. For single images `branch` is faster.
+These images are moved next to each other within the batch (see `lineup`), so that a block runs on them in place. A
+block that no image runs is not called. Where a block changes the shape of the features, images are copied out and back.
+The pooled features of the default router are kept between blocks: only images that ran are pooled again. Decisions are
+read on the host once per block. For single images `branch` is faster.
 """
 
 from functools import partial

@@ -1,58 +1,64 @@
-"""The whole network in one launch, replayed as a CUDA graph: nothing on the way waits for the host.
+"""The whole network in one launch, replayed as a CUDA graph: nothing waits for the host in between.
 
-Each image has programs of its own, which ask the routers and skip by themselves (`codinet.kernels.stage`), so a
-batch needs no gathering and a decision no trip to the host. Features are in the engine's dtype; sums, routers and
+Each image has its own programs, which evaluate the routers and skip by themselves (`codinet.kernels.stage`), so a
+batch needs no gathering and no decision goes to the host. Features are in the engine's dtype; sums, routers and
 the head in float32. A graph is captured for each shape of batch and then replayed, at any threshold and with any
-forced path. Holds networks of basic blocks with the default router, or with none. On the CPU the kernels run in
-Triton's interpreter, which serves tests.
+forced path. Takes networks of basic blocks with the default router, or with none. On the CPU the kernels run in
+Triton's interpreter, for tests.
 """
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 
 from codinet import kernels
-from codinet.engines.contract import Engine, Takes
-from codinet.engines.folding import FoldedBasic, FoldedBlock, fold, fold_pair
+from codinet.backbones import BasicBlock
+from codinet.checks import require_kind, shown
+from codinet.engines.contract import Engine, Takes, fixed_path, require_finite
+from codinet.engines.folding import FoldedBasic, FoldedBlock, fold_blocks, fold_pair
 from codinet.engines.graph_capture import Captured
 from codinet.errors import UserError
-from codinet.kernels.stage_tuning import Tuning, tuning_for
+from codinet.kernels.stage_tuning import Tuning, tunings_for
 from codinet.kernels.stage_weights import BlockWeights, NetworkWeights, RouterWeights, StageWeights
-from codinet.model import CoDiNet, RoutedNetwork
+from codinet.model import CoDiNet, RoutedNetwork, require_network
 from codinet.records import RoutedOutput
 from codinet.relaxation import margin_limit
 from codinet.routers import FCRouter, fc_routers
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_SHAPES = 8  # batches of so many shapes keep their graphs, and the memory that these hold
-_ASK = 2  # in place of a forced decision
+_SHAPES = 8  # the graphs of this many batch shapes are kept, with the memory they hold
+_ASK = 2  # instead of a forced decision
 
 
-def why_not(model: RoutedNetwork, device: torch.device) -> str | None:
-    """The sentence that says why the engine cannot hold a network there; None where it can."""
+def why_not(model: RoutedNetwork, device: torch.device, *, routers: bool = True) -> str | None:
+    """The sentence that says why the engine cannot take a network there; None if it can.
+
+    Without `routers` it is about the static engine, which does not evaluate them.
+    """
     if not kernels.available(device):
         return "The graph engine needs a CUDA device and Triton; use another engine."
     if not isinstance(model, CoDiNet):
-        return "The graph engine holds networks of the registry only; use another engine for an adopted one."
-    blocks = fold(model).blocks
-    if not all(isinstance(block, FoldedBasic) for block in blocks):
-        return f"The graph engine holds basic blocks only, not those of {model.config.arch}; use another engine."
-    if model.routers is not None and fc_routers(model.routers) is None:
-        return f"The graph engine holds FC routers only, not {model.config.router} ones; use another engine."
-    widths = {len(conv.bias) for block in blocks for conv in block.convs}
+        return "The graph engine takes networks of the registry only; use another engine for an adopted one."
+    blocks = [block for block in model.blocks if type(block) is BasicBlock]
+    if len(blocks) != len(model.blocks):
+        return f"The graph engine takes basic blocks only, not those of {model.config.arch}; use another engine."
+    if routers and model.routers is not None and fc_routers(model.routers) is None:
+        return f"The graph engine takes FC routers only, not {model.config.router} ones; use another engine."
+    widths = {conv.out_channels for block in blocks for conv in (block.conv1, block.conv2)}
     if any(width < 16 or width & (width - 1) for width in widths):
         return "The graph engine needs widths that are powers of two from 16 on; use another engine."
     return None
 
 
 class GraphEngine(Engine):
-    """One launch, one graph a batch shape. A `tuning` stands in for the table's."""
+    """One launch, one graph per batch shape. A `tuning` replaces those of the table."""
 
     name: ClassVar[str] = "graph"
+    _asks: ClassVar[bool] = True  # whether routers are evaluated, where there are any
 
     def __init__(
         self,
@@ -63,30 +69,34 @@ class GraphEngine(Engine):
         device: str | torch.device | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        self.device = torch.device(next(model.parameters()).device if device is None else device)
+        require_network(model)
+        self.device = _device(model, device)
         self.dtype, self.tuning = dtype, tuning
-        reason = why_not(model, self.device) or self._why_not_dtype()
+        reason = why_not(model, self.device, routers=self._asks) or self._why_not_dtype()
         if reason is not None:
             raise UserError(reason)
         assert isinstance(model, CoDiNet)
-        super().__init__(Takes.of(model)._replace(dtype=None), threshold=threshold)  # images are converted
+        if tuning is not None:
+            require_kind("tuning", tuning, Tuning, "a Tuning")
+        super().__init__(Takes.of(model)._replace(dtype=None, device=None), threshold=threshold)  # images are converted
+        require_finite(model)
         model = copy.deepcopy(model).eval().float()  # folded in float32, whatever the engine computes in
-        net = fold(model)
+        blocks = fold_blocks(model)
         stem, head = fold_pair(model.conv1, model.bn1), model.fc
         self.weights = NetworkWeights(
             stem.weight,
             stem.bias,
-            split_stages(net.blocks, fc_routers(net.routers) if self._asks else None),
+            split_stages(blocks, fc_routers(model.routers) if self._asks else None),
             head.weight.detach(),
             head.bias.detach(),
         )
-        self.blocks, self.classes = len(net.blocks), len(head.bias)
+        if tuning is not None and len(tuning.cuts) != len(self.weights.stages):
+            raise UserError(f"A tuning has a cut for each of the {len(self.weights.stages)} stages, got {tuning}.")
+        self.blocks, self.classes = len(blocks), len(head.bias)
         self.decided_N = torch.full((self.blocks,), _ASK, dtype=torch.int8)
         self.ready: dict[tuple[int, ...], _Ready] = {}
         self.packed: dict[Tuning, Any] = {}
-        self.turn = threading.Lock()  # buffers are the engine's, so callers take turns
-
-    _asks = True  # whether routers are asked, where there are any
+        self.turn = threading.Lock()  # all callers share the engine's buffers, so they take turns
 
     def _why_not_dtype(self) -> str | None:
         if self.dtype not in DTYPES:
@@ -108,34 +118,60 @@ class GraphEngine(Engine):
         """Kernels are launched on the current device, which may not be the engine's."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def within(self, batch: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Images to logits in one launch, for a step that is captured as a whole; the next call writes over them."""
+    def within(self, images_BCHW: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Images of this shape to logits in one launch, as part of a captured step; the next call overwrites them."""
+        batch = len(images_BCHW)
         answer = self.answer(batch)
-        traffic, launcher, logits_BK = self.traffic(batch, answer), self.launcher(batch), self.parts(batch, answer)[0]
+        traffic, logits_BK = self.traffic(batch, answer), self.parts(batch, answer)[0]
         traffic.limit.fill_(margin_limit(self.threshold))
+        with self._here():
+            launcher = self.fitting_launcher(self.taken(images_BCHW), traffic)
 
         def ask(images_BCHW: torch.Tensor) -> torch.Tensor:
             with self._here():
-                launcher(images_BCHW.to(self.device, self.dtype).contiguous(), traffic)
+                launcher(self.taken(images_BCHW), traffic)
             return logits_BK
 
         return ask
 
-    def launcher(self, batch: int) -> Any:
-        """The network as a batch of this size runs it, packed once for a tuning."""
+    def taken(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """Images as the kernel reads them."""
+        return images_BCHW.to(self.device, self.dtype).contiguous()
+
+    def fitting_launcher(self, images_BCHW: torch.Tensor, traffic: Any) -> Any:
+        """The first launcher for these images whose kernel fits the device; `UserError` if there is none.
+
+        On a GPU a kernel is compiled to learn how much shared memory it needs. The interpreter has no limit.
+        """
+        reason = ""
+        for launcher in self.launchers(len(images_BCHW)):
+            if self.device.type != "cuda":
+                return launcher
+            try:
+                launcher.require_fit(images_BCHW, traffic)
+            except kernels.TooLargeError as error:
+                reason = reason or str(error)
+            else:
+                return launcher
+        raise UserError(f"The graph engine cannot run here: {reason}; use another tuning or engine.")
+
+    def launchers(self, batch: int) -> Iterator[Any]:
+        """The network packed for each tuning that a batch of this size may use, the fastest first."""
         from codinet.kernels.stage_launch import Launcher  # needs Triton
 
         on_gpu = self.device.type == "cuda"
-        # Programs of an image wait for each other, which those of the interpreter cannot.
+        # Programs of one image wait for each other, which is impossible in the interpreter.
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count if on_gpu else 0
         widths = [stage.channels for stage in self.weights.stages]
-        tuning = self.tuning or tuning_for(widths, batch, processors, exact=self.dtype == torch.float32)
-        if tuning not in self.packed:
-            self.packed[tuning] = Launcher(self.weights, tuning, self.dtype, self.device)
-        return self.packed[tuning]
+        known = tunings_for(widths, batch, processors, exact=self.dtype == torch.float32)
+        tunings = known if self.tuning is None else [self.tuning]
+        for tuning in tunings:
+            if tuning not in self.packed:
+                self.packed[tuning] = Launcher(self.weights, tuning, self.dtype, self.device)
+            yield self.packed[tuning]
 
     def traffic(self, batch: int, answer: torch.Tensor) -> Any:
-        """What a launch reads and writes; its answers are parts of `answer`, which `parts` finds again."""
+        """The buffers of a launch; its answers are parts of `answer`, see `parts`."""
         from codinet.kernels.stage_launch import Traffic  # needs Triton
 
         limit = torch.zeros(1, device=self.device)
@@ -145,21 +181,24 @@ class GraphEngine(Engine):
         return Traffic(limit, force_BN, logits_BK, scores_BN2, path_BN, tickets_B2)
 
     def parts(self, batch: int, answer: torch.Tensor) -> list[torch.Tensor]:
-        """logits_BK, scores_BN2 and path_BN, which lie one after the other."""
+        """logits_BK, scores_BN2 and path_BN, one after the other in `answer`."""
         shapes = (batch, self.classes), (batch, self.blocks, 2), (batch, self.blocks)
         parts = answer.split([torch.Size(shape).numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def answer(self, batch: int) -> torch.Tensor:
-        """Room for all answers in one vector, so that one copy takes them out of a graph's memory."""
+        """A vector for all answers, so that one copy takes them out of a graph's memory."""
         return torch.zeros(batch * (self.classes + 3 * self.blocks), device=self.device)
 
 
 class StaticGraphEngine(GraphEngine):
-    """The same kernels without routers: every block, or those of one fixed path. What `graph` is measured against."""
+    """The same kernels without routers: every block, or those of one fixed path. The baseline of `graph`.
+
+    Routers of the network may be of any kind: they are not evaluated.
+    """
 
     name: ClassVar[str] = "static-graph"
-    _asks = False
+    _asks: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -172,7 +211,7 @@ class StaticGraphEngine(GraphEngine):
     ) -> None:
         super().__init__(model, dtype=dtype, device=device, tuning=tuning)
         self.takes = self.takes._replace(blocks=None)
-        self.decided_N = torch.ones(self.blocks, dtype=torch.int8) if path is None else path.to("cpu", torch.int8)
+        self.decided_N = torch.tensor(fixed_path(path, self.blocks), dtype=torch.int8)
 
 
 class _Ready:
@@ -182,13 +221,10 @@ class _Ready:
         self.engine, self.batch = engine, len(images_BCHW)
         self.answer = engine.answer(self.batch)
         self.traffic = engine.traffic(self.batch, self.answer)
-        self.launcher = engine.launcher(self.batch)
+        inputs = engine.taken(images_BCHW)
+        self.launcher = engine.fitting_launcher(inputs, self.traffic)
         self.limit, self.forced = 0.0, False
-        inputs = self._taken(images_BCHW)
         self.run: Callable[[torch.Tensor], None] = Captured(self._forward, inputs) if inputs.is_cuda else self._forward
-
-    def _taken(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        return images_BCHW.to(self.engine.device, self.engine.dtype).contiguous()
 
     def _forward(self, images_BCHW: torch.Tensor) -> None:
         self.launcher(images_BCHW, self.traffic)
@@ -202,8 +238,16 @@ class _Ready:
         elif self.forced:
             self.traffic.force_BN.copy_(self.engine.decided_N)
         self.forced = forced_BN is not None
-        self.run(images_BCHW if isinstance(self.run, Captured) else self._taken(images_BCHW))
+        self.run(images_BCHW if isinstance(self.run, Captured) else self.engine.taken(images_BCHW))
         return RoutedOutput(*self.engine.parts(self.batch, self.answer.clone()))
+
+
+def _device(model: RoutedNetwork, device: Any) -> torch.device:
+    """The device asked for, or the network's."""
+    try:
+        return torch.device(next(model.parameters()).device if device is None else device)
+    except (RuntimeError, TypeError, StopIteration) as error:
+        raise UserError(f"There is no device {shown(device)}; use cuda, or leave it out.") from error
 
 
 def split_stages(blocks: Sequence[FoldedBlock], routers: Sequence[FCRouter] | None) -> list[StageWeights]:

@@ -1,6 +1,6 @@
 """A function of one tensor, replayed as a CUDA graph: one launch, whatever the function does.
 
-What the function returns is written over by the next replay. Knows nothing of networks.
+The next replay overwrites what the function returned. Knows nothing of networks.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,11 @@ import torch
 
 Result = TypeVar("Result")
 
-_WARM_UPS = 3  # what is compiled, tuned or allocated on first use must be so before the capture
+_WARM_UPS = 3  # things that are compiled, tuned or allocated on first use must exist before the capture
 
 
 class Captured(Generic[Result]):
-    """`function` of inputs that have the shape of `inputs`; they are copied into its dtype and memory format."""
+    """`function` for inputs of the shape of `inputs`; they are copied into its dtype and memory format."""
 
     def __init__(self, function: Callable[[torch.Tensor], Result], inputs: torch.Tensor) -> None:
         assert inputs.is_cuda

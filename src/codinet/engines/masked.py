@@ -1,7 +1,6 @@
-"""The reference: every block is computed, decisions choose between its output and its shortcut.
+"""The reference: every block is computed, and decisions choose between its output and its shortcut.
 
-The network itself behind the engines' contract: neither folded nor faster. The other engines are compared
-with this one.
+It is the network itself with the engines' contract: not folded and not faster. The other engines are compared with it.
 """
 
 import copy

@@ -1,15 +1,14 @@
-"""A batch cut into shares, one for each of torch's threads, each computed by a thread of its own.
+"""A batch split into shares, one per torch thread, each computed by its own Python thread.
 
-Left to itself torch cuts every operation among its threads, which wait for each other at its end. A share goes through
-the whole network without waiting: short operations gain most, and so does a machine that has other work to do. Beyond a
-few threads Python's lock would be what they wait for, and small shares are slow, so there operations are cut after all.
+By default torch splits every operation among its threads, which wait for each other at its end. A share goes through
+the whole network without waiting. Short operations gain most, and so does a machine with other work to do. With more
+than a few threads Python's lock would be the limit, and small shares are slow; there torch splits the operations.
 """
 
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 
@@ -17,6 +16,9 @@ from codinet.records import RoutedOutput
 
 Classify = Callable[[torch.Tensor, torch.Tensor | None], RoutedOutput]
 MOST, LEAST = 4, 8  # threads; images of a share
+PATIENCE = 30.0  # seconds for threads to start; without them the batch is computed in one piece
+
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}  # by threads and process
 
 
 def in_shares(classify: Classify, images_BCHW: torch.Tensor, force: torch.Tensor | None) -> RoutedOutput:
@@ -24,26 +26,52 @@ def in_shares(classify: Classify, images_BCHW: torch.Tensor, force: torch.Tensor
     threads, number = torch.get_num_threads(), len(images_BCHW)
     if images_BCHW.device.type != "cpu" or not 1 < threads <= MOST or number < LEAST * threads:
         return classify(images_BCHW, force)
+    pool = _pool(threads)
+    if pool is None:
+        return classify(images_BCHW, force)
     images = images_BCHW.tensor_split(threads)
     paths = [force] * threads if force is None or force.ndim == 1 else force.expand(number, -1).tensor_split(threads)
-    work = torch.inference_mode()(classify)  # which is a thread's own affair
-    parts = _pool(threads, os.getpid()).map(work, images, paths)
+    work = torch.inference_mode()(classify)  # inference mode is set per thread
+    parts = pool.map(work, images, paths)
     return RoutedOutput(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-@cache
-def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Threads in which torch uses one each. A fork has none of its parent's, hence the process."""
-    started = threading.Barrier(threads + 1)
+def _pool(threads: int) -> ThreadPoolExecutor | None:
+    """Python threads in which torch uses one thread each; None if they cannot be started now."""
+    key = threads, os.getpid()  # after a fork the parent's threads do not exist
+    if key not in _pools:  # no lock, which a fork could leave closed for ever
+        made = _start(threads)
+        if made is None:
+            return None
+        if _pools.setdefault(key, made) is not made:  # another thread was faster
+            made.shutdown(wait=False)
+    return _pools[key]
 
-    def start() -> None:
-        torch.get_num_threads()  # the first question sets the number, so it comes before the wish
-        torch.set_num_threads(1)
-        started.wait()
 
-    pool = ThreadPoolExecutor(threads, "codinet", start)
-    for _ in range(threads):
-        pool.submit(int)
-    started.wait()
-    torch.set_num_threads(threads)  # for threads to come; those of the pool keep theirs
-    return pool
+def _start(threads: int) -> ThreadPoolExecutor | None:
+    """A pool whose threads are all running, so that `submit` never has to start one later.
+
+    Every wait here ends: tasks wait for `release`, which is set whatever happens, and the caller waits `PATIENCE`.
+    """
+    pool = ThreadPoolExecutor(threads, "codinet", _use_one_torch_thread)
+    release = threading.Event()
+    started = []
+    try:
+        for _ in range(threads):  # each task keeps its thread busy, so that the next one starts another
+            started.append(pool.submit(release.wait, PATIENCE))
+    except RuntimeError:  # the system refuses another thread
+        pass
+    finally:
+        release.set()
+    done, _ = wait(started, timeout=PATIENCE)
+    # Threads that torch meets later start with the number set last, which the pool's threads have changed.
+    torch.set_num_threads(threads)
+    if len(done) == threads:
+        return pool
+    pool.shutdown(wait=False, cancel_futures=True)
+    return None
+
+
+def _use_one_torch_thread() -> None:
+    torch.get_num_threads()  # the first call in a thread sets the number, so it has to come before ours
+    torch.set_num_threads(1)

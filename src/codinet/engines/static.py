@@ -1,14 +1,14 @@
 """The network without routing: every block, or those of one fixed path, for every image.
 
-What routed engines are compared with, folded just as they are. It asks no routers, so its scores are zero, and its path
-is settled when it is made.
+Routed engines are compared with it; it is folded just as they are. It evaluates no routers, so its scores are zero, and
+its path is fixed when it is made.
 """
 
 from typing import ClassVar
 
 import torch
 
-from codinet.engines.contract import Engine, Takes
+from codinet.engines.contract import Engine, Takes, fixed_path
 from codinet.engines.folding import fold
 from codinet.engines.shares import in_shares
 from codinet.model import RoutedNetwork
@@ -16,18 +16,18 @@ from codinet.records import RoutedOutput
 
 
 class StaticEngine(Engine):
-    """Eager and folded. `path` (N) says which blocks run; by default all do."""
+    """Eager and folded. `path` (N, 0 or 1) says which blocks run; by default all do."""
 
     name: ClassVar[str] = "static"
 
     def __init__(self, model: RoutedNetwork, *, path: torch.Tensor | None = None) -> None:
         super().__init__(Takes.of(model)._replace(blocks=None))
         self.net = fold(model)
-        self.path = [True] * len(self.net.blocks) if path is None else [bool(ran) for ran in path]
+        self.path = fixed_path(path, len(self.net.blocks))
         self.steps = list(zip(self.net.blocks, self.path, strict=True))
 
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
-        """The threshold is routing's and changes nothing here."""
+        """There is no routing, so the threshold has no effect."""
         return in_shares(self._pass, images_BCHW, None)
 
     def _pass(self, images_BCHW: torch.Tensor, _force: torch.Tensor | None) -> RoutedOutput:

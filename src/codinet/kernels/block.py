@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from codinet.kernels import conv
 from codinet.kernels.conv import add_weights, conv3x3, conv3x3_weight
+from codinet.kernels.launching import launch
 from codinet.kernels.mix import mix_backward, mix_forward
 from codinet.kernels.norm import CHANNELS, norm_backward, norm_forward
 from codinet.kernels.pack import pack
@@ -110,7 +111,9 @@ class Launch:
         tiles = self.tiles
         number = programs(self.number, self.height, tiles)
         out, sums = self.like(), self.new(number, 2, tiles.pair * self.channels)
-        conv3x3[(number,)](
+        launch(
+            conv3x3,
+            (number,),
             *(source, source_y, source_coefficients, weights, out, sums),
             *(y, coefficients, dz, dout, dpool, run, self.number),
             **self.shape,
@@ -138,7 +141,9 @@ class Launch:
         tiles, channels = self.tiles, self.channels
         parts = triton.cdiv(self.number, tiles.weight_images)
         found = self.new(parts, (9 if tiles.weight_pair == 1 else 24) * channels * channels)
-        conv3x3_weight[(parts,)](
+        launch(
+            conv3x3_weight,
+            (parts,),
             *(source, source_coefficients, dz, y, coefficients, found, self.number),
             **self.shape,
             IMAGES=tiles.weight_images,
@@ -150,7 +155,9 @@ class Launch:
         out = torch.empty_like(weight)
         stride_out, stride_in, _, stride_tap = out.stride()
         block = 32
-        add_weights[(9 * channels * channels // block,)](
+        launch(
+            add_weights,
+            (9 * channels * channels // block,),
             *(found, out, stride_out, stride_in, stride_tap),
             PARTS=parts,
             C=channels,
@@ -164,7 +171,9 @@ class Launch:
     def norm(self, sums: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, buffers: NormBuffers) -> torch.Tensor:
         """Scale, shift, mean, 1/σ. The running statistics take the batch in."""
         out = self.new(4, self.channels)
-        norm_forward[(self.channels // CHANNELS,)](
+        launch(
+            norm_forward,
+            (self.channels // CHANNELS,),
             *(sums, gamma, beta, buffers.running_mean, buffers.running_var, buffers.batches, out),
             *(self.count, buffers.momentum, buffers.eps),
             PARTS=len(sums),
@@ -179,7 +188,9 @@ class Launch:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The coefficients that go back through a BatchNorm, and the gradients of its γ and β."""
         out, dgamma, dbeta = self.new(3, self.channels), self.new(self.channels), self.new(self.channels)
-        norm_backward[(self.channels // CHANNELS,)](
+        launch(
+            norm_backward,
+            (self.channels // CHANNELS,),
             *(sums, gamma, forward, out, dgamma, dbeta, self.count),
             PARTS=len(sums),
             C=self.channels,
@@ -192,7 +203,9 @@ class Launch:
         self, y: torch.Tensor, coefficients: torch.Tensor, run: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out, pool = self.like(), self.new(self.number, self.channels)
-        mix_forward[(self.number,)](
+        launch(
+            mix_forward,
+            (self.number,),
             *(y, self.x, coefficients, run, out, pool),
             PIXELS=self.height * self.width,
             C=self.channels,
@@ -213,7 +226,9 @@ class Launch:
         """The gradient after the second BatchNorm, its sums in parts, and the gradient of the decisions."""
         dz, sums = self.like(), self.new(self.number, 2, self.channels)
         drun = None if run is None else self.new(self.number)
-        mix_backward[(self.number,)](
+        launch(
+            mix_backward,
+            (self.number,),
             *(dout, dpool, y, self.x, coefficients, run, dz, sums, drun),
             PIXELS=self.height * self.width,
             C=self.channels,

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from codinet.kernels.launching import launch
+
 
 @triton.jit
 def _pack(
@@ -47,7 +49,9 @@ def pack(weight1: torch.Tensor, weight2: torch.Tensor, pair: int, dtype: torch.d
     channels, window, taps = len(weight1), 4 if pair == 2 else 1, 3 if pair == 2 else 9
     out = torch.empty(2, 2, taps, window * channels, pair * channels, dtype=dtype, device=weight1.device)
     stride_out, stride_in, _, stride_tap = weight1.stride()
-    _pack[(4 * taps,)](
+    launch(
+        _pack,
+        (4 * taps,),
         *(weight1, weight2, out, stride_out, stride_in, stride_tap),
         C=channels,
         PAIR=pair,

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
+from codinet.kernels.launching import launch
+
 _ROWS = 32  # inputs of a program
 
 
@@ -79,7 +81,7 @@ class _Scores(torch.autograd.Function):
         number, channels = z_BC.shape
         out_B2 = torch.empty(number, 2, device=z_BC.device)
         grid = (triton.cdiv(number, _ROWS),)
-        _forward[grid](z_BC, w1, b1, w2, b2, out_B2, number, C=channels, ROWS=_ROWS, num_warps=4)
+        launch(_forward, grid, z_BC, w1, b1, w2, b2, out_B2, number, C=channels, ROWS=_ROWS, num_warps=4)
         ctx.save_for_backward(z_BC, w1, b1, w2)
         return out_B2
 
@@ -90,7 +92,21 @@ class _Scores(torch.autograd.Function):
         dz_BC = torch.empty_like(z_BC)
         grid = triton.cdiv(number, _ROWS)
         parts = torch.empty(grid, c * c + 3 * c + 16, device=z_BC.device)
-        _backward[(grid,)](z_BC, w1, b1, w2, dout_B2.contiguous(), dz_BC, parts, number, C=c, ROWS=_ROWS, num_warps=4)
+        launch(
+            _backward,
+            (grid,),
+            z_BC,
+            w1,
+            b1,
+            w2,
+            dout_B2.contiguous(),
+            dz_BC,
+            parts,
+            number,
+            C=c,
+            ROWS=_ROWS,
+            num_warps=4,
+        )
         total = parts[:, : c * c + 3 * c + 2].sum(dim=0)
         dw1, db1, dw2, db2 = total.split([c * c, c, 2 * c, 2])
         return dz_BC, dw1.view(c, c), db1, dw2.view(2, c), db2

@@ -1,14 +1,16 @@
 """Launching `stage`: images in; logits, scores and path out.
 
-A `Launcher` holds the packed weights of a network under one tuning. Needs Triton: ask `kernels.available` first.
+A `Launcher` holds the packed weights of a network for one tuning. Needs Triton: call `kernels.available` first.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 import triton
 
+from codinet.kernels.launching import launch, require_fit
 from codinet.kernels.stage import network_kernel
 from codinet.kernels.stage_tuning import Cut, Tuning
 from codinet.kernels.stage_weights import (
@@ -26,10 +28,10 @@ FORMS = {"taps": 0, "rows": 1, "pairs": 2}
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a launch reads and writes beside images and features."""
+    """The buffers of a launch beside images and features."""
 
     limit: torch.Tensor  # 1, float32: the least U[run] − U[skip] that runs a block
-    force_BN: torch.Tensor  # int8: 0 skip, 1 run, 2 ask the router
+    force_BN: torch.Tensor  # int8: 0 skip, 1 run, 2 evaluate the router
     logits_BK: torch.Tensor  # float32
     scores_BN2: torch.Tensor  # float32
     path_BN: torch.Tensor  # float32
@@ -47,15 +49,23 @@ class Launcher:
         self.head_weight = weights.head_KC.to(device, torch.float32).contiguous()
         self.head_bias = weights.head_K.to(device, torch.float32).contiguous()
         self.numbers = torch.tensor([len(stage.blocks) for stage in weights.stages], dtype=torch.int32, device=device)
-        assert weights.stages[0].stride == 1  # nobody would ask the router of a first block that strides
+        assert weights.stages[0].stride == 1  # the router of a first block that strides would not be evaluated
         asked = [*weights.stages[1:], None]
         self.stages = [
             _Packed(stage, after, cut, dtype, device)
             for stage, after, cut in zip(weights.stages, asked, tuning.cuts, strict=True)
         ]
 
-    def __call__(self, images_BCHW: torch.Tensor, traffic: Traffic, *, compile_only: bool = False) -> torch.Tensor:
-        """Writes the traffic's answers; gives the features that leave the last stage, B×H×W×C."""
+    def __call__(self, images_BCHW: torch.Tensor, traffic: Traffic) -> torch.Tensor:
+        """Writes the answers into the traffic; returns the features after the last stage, B×H×W×C."""
+        return self._run(launch, images_BCHW, traffic)
+
+    def require_fit(self, images_BCHW: torch.Tensor, traffic: Traffic) -> None:
+        """Compile the kernel for these images; `TooLargeError` if it needs more shared memory than the device has."""
+        self._run(require_fit, images_BCHW, traffic)
+
+    def _run(self, run: Callable[..., None], images_BCHW: torch.Tensor, traffic: Traffic) -> Any:
+        """`launch` or `require_fit`, with all arguments of the kernel."""
         assert images_BCHW.is_contiguous()
         assert images_BCHW.dtype == self.dtype
         batch, planes, height, width = images_BCHW.shape
@@ -66,9 +76,9 @@ class Launcher:
             sides = -(-sides[0] // stage.stride), -(-sides[1] // stage.stride)
             features.append(images_BCHW.new_empty(batch, *sides, stage.channels))
         options = {} if tuning.registers is None else {"maxnreg": tuning.registers}
-        grid = (batch * tuning.split,)
-        launch = partial(network_kernel.warmup, grid=grid) if compile_only else network_kernel[grid]
-        launch(
+        run(
+            network_kernel,
+            (batch * tuning.split,),
             images_BCHW,
             self.stem_weight,
             self.stem_bias,

@@ -1,8 +1,8 @@
-"""How `stage` cuts its work: the only numbers to change when a device is faster with others.
+"""How `stage` cuts its work: the only numbers to change for a device that is faster with others.
 
-There is one tuning for each number of programs that share an image. More than one pays where images are few;
-programs that wait for each other must all be on the device, so a tuning serves only batches that fit.
-Knows nothing of Triton.
+There is one tuning for each number of programs that share an image. More than one pays where images are few. Programs
+that wait for each other must all be on the device at once, so a tuning serves only batches that fit. Knows nothing of
+Triton.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Form = Literal["taps", "rows", "pairs"]
-WIDTHS = 16, 32, 64  # of the networks that the table is for
+WIDTHS = 16, 32, 64  # of the networks in the table
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Cut:
     pixels: int  # rows of a product: pixels, or pairs of them
     stages: int  # loads in flight: 1 through the L1 cache, more ahead of time and past it
     channels: int | None = None  # columns of a product in the form taps; None: all
-    group: int = 4  # routers asked at once, a power of two
+    group: int = 4  # routers evaluated at once, a power of two
 
     def __str__(self) -> str:
         channels = "" if self.channels is None else f"/{self.channels}"
@@ -35,14 +35,14 @@ class Tuning:
     cuts: tuple[Cut, ...]
     warps: int = 4
     split: int = 1  # programs to an image
-    registers: int | None = None  # at most, for a thread; None: as many as the compiler likes
+    registers: int | None = None  # at most per thread; None: the compiler decides
 
     def __str__(self) -> str:
         cap = "" if self.registers is None else f", ≤{self.registers} registers"
         return f"{'; '.join(map(str, self.cuts))}; warps {self.warps}, split {self.split}{cap}"
 
 
-# Of 16-bit features, the most programs to an image first. More than 8 lose more by meeting than they win.
+# For 16-bit features, the most programs per image first. More than 8 lose more by synchronising than they gain.
 TUNINGS: tuple[Tuning, ...] = (
     Tuning((Cut("pairs", 64, 1), Cut("taps", 64, 3, channels=16), Cut("taps", 32, 4, channels=16)), split=8),
     Tuning((Cut("pairs", 64, 1), Cut("taps", 64, 3), Cut("taps", 64, 3, channels=16)), split=4),
@@ -56,10 +56,15 @@ def uniform(cut: Cut, stages: int, *, split: int = 1) -> Tuning:
     return Tuning((cut,) * stages, split=split)
 
 
-def tuning_for(widths: Sequence[int], batch: int, processors: int, *, exact: bool = False) -> Tuning:
-    """The tuning for a network of such stages, on a device with this many multiprocessors.
+# For devices with little shared memory: the smallest products, no loads ahead of time.
+SMALL = Cut("taps", 16, 1, channels=16, group=1)
 
-    Exact is float32, which tensor cores would round: products are sums in registers, so they have to be small.
+
+def tunings_for(widths: Sequence[int], batch: int, processors: int, *, exact: bool = False) -> list[Tuning]:
+    """Tunings for a network of such stages on a device with this many multiprocessors, the fastest first.
+
+    The last one needs the least shared memory. `exact` is float32, which tensor cores would round: products are then
+    sums in registers, so they have to be small.
     """
     if exact:
         cuts = tuple(Cut("taps", 64, 1, channels=min(width, 32)) for width in widths)
@@ -68,4 +73,10 @@ def tuning_for(widths: Sequence[int], batch: int, processors: int, *, exact: boo
         known = TUNINGS
     else:
         known = [uniform(Cut("taps", 64, 2, channels=16, group=1), len(widths))]
-    return next(tuning for tuning in known if tuning.split == 1 or tuning.split * batch <= processors)
+    usual = next(tuning for tuning in known if tuning.split == 1 or tuning.split * batch <= processors)
+    return [usual, uniform(SMALL, len(widths))]
+
+
+def tuning_for(widths: Sequence[int], batch: int, processors: int, *, exact: bool = False) -> Tuning:
+    """The first of `tunings_for`."""
+    return tunings_for(widths, batch, processors, exact=exact)[0]

@@ -1,6 +1,6 @@
 """Making the step fast on a GPU: blocks compiled one by one or fused by hand, the step captured in a CUDA graph.
 
-All are optional and change nothing but speed and rounding; what fails is reported once and left out.
+All of it is optional and changes only speed and rounding. `building` reports what fails and leaves it out.
 """
 
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from codinet.train.asking import one_launch
 from codinet.train.step import Speed, Step
 
 _WARM_UP = 3
-_WARM_UP_SHARED = 11  # DistributedDataParallel looks at its first ten steps before it settles
+_WARM_UP_SHARED = 11  # DistributedDataParallel profiles its first ten steps
 
 
 def compiled() -> Speed:
-    """Everything compiled, blocks at their first use for each shape."""
-    # A network has a handful of shapes, times the ways of deciding; the default of 8 versions is too few.
+    """Everything compiled; blocks are compiled at their first use for each shape."""
+    # One version for each shape of features and way of deciding; the default limit of 8 is too low.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    # Eager noise: compiled or not, the same seed draws the same.
+    # Eager random numbers: the same seed gives the same numbers, compiled or not.
     compile = partial(torch.compile, dynamic=False, options={"fallback_random": True})
     return Speed(compile(routed_step), compile)
 
 
 def fused() -> Speed:
-    """The same with kernels of our own for the blocks and teachers they were made for."""
+    """The same with our own kernels for the blocks and teachers that they support."""
     from codinet.train.fused import FusedStep
 
     block, compile, _ = compiled()
@@ -35,9 +35,8 @@ def fused() -> Speed:
 
 
 def capture(step: Step) -> Callable[[], None]:
-    """The step as one CUDA graph. State that the warm-up and the capture touch is put back."""
+    """The step as one CUDA graph. Everything that the warm-up and the capture change is restored."""
     model, device = step.model, step.device
-    torch.backends.cudnn.benchmark = True  # shapes never change, so the fastest kernels are worth looking for
     touched = [*model.state_dict().values(), *step.momentum().values(), *step.averaged().values(), step.sums, step.bad]
     if step.controller:
         touched += step.controller.state().values()
@@ -46,7 +45,9 @@ def capture(step: Step) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
+    benchmark = torch.backends.cudnn.benchmark
     try:
+        torch.backends.cudnn.benchmark = True  # shapes never change, so searching for the fastest kernels pays
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP if step.world.alone else _WARM_UP_SHARED):
                 step()
@@ -54,6 +55,7 @@ def capture(step: Step) -> Callable[[], None]:
         with torch.cuda.graph(graph):
             step()
     finally:
+        torch.backends.cudnn.benchmark = benchmark
         with torch.no_grad():
             for tensor, value in zip(touched, kept, strict=True):
                 tensor.copy_(value)

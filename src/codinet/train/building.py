@@ -1,4 +1,4 @@
-"""Building the step of a stage as fast as the device allows. What fails is told once and left out from then on."""
+"""Building the step of a stage as fast as the device allows. What fails is reported once and left out afterwards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Go = Callable[[], None]  # takes a step
 
 @dataclass(frozen=True)
 class Means:
-    """How a training is carried out, as against what is trained; see `loop.train`."""
+    """How a training is executed, as opposed to what is trained; see `loop.train`."""
 
     compile: bool
     amp: bool
@@ -27,7 +27,7 @@ class Means:
 
 
 class Builder:
-    """Of several processes all build the same: what fails in one is left out in all."""
+    """Builds steps. In distributed training all processes build the same: what fails in one is left out in all."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Builder:
         world: World,
         warn: Callable[[str], None],
     ) -> None:
-        """`make` is the step itself, given what makes it fast."""
+        """`make` builds the step itself, given a `Speed`."""
         self.make, self.device, self.world, self.warn = make, device, world, warn
         self.compile, self.kernels, self.sync_bn = means.compile, means.kernels, means.sync_bn
 
     def build(self, stage: Stage) -> tuple[Step, Go]:
-        """The step, and what to call to take it."""
+        """The step, and the function that takes it."""
         while self.compile:
             fast, reason = self._try(stage)
             reasons = [each for each in self.world.gather(reason) if each is not None]
@@ -58,11 +58,11 @@ class Builder:
     def _try(self, stage: Stage) -> tuple[tuple[Step, Go] | None, str | None]:
         """The step compiled and captured, or why that failed."""
         try:
-            # What is compiled cannot hold the exchange of BatchNorm's statistics.
+            # Compiled code cannot contain the exchange of BatchNorm's statistics.
             speed = Speed() if self.sync_bn else accelerate.fused() if self.kernels else accelerate.compiled()
             step = self.make(stage, speed)
             return (step, accelerate.capture(step) if self.device.type == "cuda" else step), None
         except UserError:
             raise
-        except Exception as error:  # whatever a compiler may raise: training does not depend on it
+        except Exception as error:  # a compiler may raise anything, and training does not depend on it
             return None, first_line(error)

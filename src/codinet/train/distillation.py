@@ -1,23 +1,25 @@
-"""A trained network as the teacher of another: its answers to the same inputs, and the loss that compares them.
+"""A trained network as the teacher of another: its logits for the same inputs, and the loss that compares them.
 
-The teacher may have another architecture, routed or not; it needs the same classes and size of images. Knows
-nothing of files; `sources` reads them.
+The teacher may have another architecture, routed or not; classes and image size must be the same. Knows nothing of
+files; `sources` reads them.
 """
 
 import torch
 from torch.nn import functional as F
 
+from codinet.checks import require_number, require_same_place, require_tensor
 from codinet.data.dataset import Dataset
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork
+from codinet.relaxation import SMALLEST_TAU
 from codinet.runs import DataBrief
 
 
 class Teacher:
-    """A network that answers and does not learn."""
+    """A network that is not trained."""
 
     def __init__(self, model: RoutedNetwork, known: DataBrief, dataset: Dataset, device: torch.device) -> None:
-        """`known` is what the network was trained on, `dataset` what it will be shown."""
+        """`known` describes the data that the network was trained on; `dataset` is the data it will get."""
         if known.classes != dataset.classes or known.image_shape != dataset.image_shape:
             theirs, ours = (f"{len(of.classes)} classes of images of shape {of.image_shape}" for of in (known, dataset))
             same = " by other names" if theirs == ours else ""
@@ -29,7 +31,7 @@ class Teacher:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.rescale: tuple[torch.Tensor, torch.Tensor] | None = None
         if (known.mean, known.std) != (dataset.mean, dataset.std):
-            # From images normalised by our mean and spread to the same images normalised by the teacher's.
+            # From images normalised by our mean and deviation to the same images normalised by the teacher's.
             mean_C, std_C, own_mean_C, own_std_C = (
                 torch.tensor(values, device=device) for values in (known.mean, known.std, dataset.mean, dataset.std)
             )
@@ -37,16 +39,20 @@ class Teacher:
             self.rescale = factor_C[:, None, None], offset_C[:, None, None]
 
     def prepare(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        """Images as the teacher was trained to see them."""
+        """The images with the normalisation that the teacher was trained with."""
         if self.rescale is None:
             return images_BCHW
         return images_BCHW * self.rescale[0] + self.rescale[1]
 
 
 def distillation(logits_BK: torch.Tensor, taught_BK: torch.Tensor, *, temperature: float) -> torch.Tensor:
-    """Hinton et al. 2015: T² · KL(teacher ‖ student) of answers softened by T, averaged over the batch.
+    """Hinton et al. 2015: T² · KL(teacher ‖ student) of logits softened by T, averaged over the batch.
 
-    T² keeps gradients of one size whatever the temperature.
+    The factor T² keeps the size of the gradients independent of the temperature.
     """
+    require_tensor("logits", logits_BK, ("B", "K"))
+    require_tensor("The teacher's logits", taught_BK, logits_BK.shape)
+    require_same_place("logits", logits_BK, "The teacher's logits", taught_BK)
+    require_number("temperature", temperature, SMALLEST_TAU)
     ours_BK, theirs_BK = (F.log_softmax(logits / temperature, dim=1) for logits in (logits_BK, taught_BK))
     return temperature**2 * F.kl_div(ours_BK, theirs_BK, reduction="batchmean", log_target=True)

@@ -1,6 +1,6 @@
-"""`routed_step` through fused kernels, for the blocks they were made for; every other block takes the usual way.
+"""`routed_step` through fused kernels, for the blocks that they support; other blocks go through `rest`.
 
-The mean over pixels that a block's kernels leave beside its output is what the next block's router pools, so it is
+A block's kernels also compute the mean of its output over pixels. That is what the next block's router needs, so it is
 kept from one call to the next.
 """
 
@@ -19,10 +19,10 @@ from codinet.routers import FCRouter, Router, State
 
 
 class FusedStep:
-    """A stand-in for `model.routed_step`."""
+    """A replacement for `model.routed_step`."""
 
     def __init__(self, rest: RoutedStep, *, compile: Callable[..., Any] = lambda function: function) -> None:
-        """`rest` serves the blocks that the kernels do not take; what is left to torch goes through `compile`."""
+        """`rest` runs the blocks that the kernels do not support; `compile` compiles the part that torch computes."""
         self.rest = rest
         self.decide = compile(_decide)
         self.last: tuple[torch.Tensor, torch.Tensor] | None = None  # a block's output, and its mean over pixels
@@ -63,7 +63,7 @@ class FusedStep:
 
 
 def takes(block: Block, x_BCHW: torch.Tensor) -> bool:
-    """Whether the kernels can stand in for a block: one that keeps its shape, in training, in half precision."""
+    """Whether the kernels support a block: one that keeps its shape, in training, in half precision."""
     if type(block) is not BasicBlock or block.stride != 1 or block.grown != 0 or not block.training:
         return False
     plain = all(type(norm) is torch.nn.BatchNorm2d for norm in (block.bn1, block.bn2))

@@ -1,6 +1,6 @@
-"""Judging a network while it trains: on the images of a split, and against its budget.
+"""Evaluating a network in training: on the images of a split, and against its budget.
 
-Of several processes each evaluates its share of the images, and all get the same figures.
+In distributed training each process evaluates its share of the images, and all get the same figures.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ TOLERANCE = 0.004  # gap between cost and budget, on calibration images, that is
 
 @dataclass(frozen=True)
 class Judge:
-    """What it takes to judge."""
+    """Evaluates networks with one cost table on one device."""
 
     table: CostTable
     device: torch.device
@@ -33,14 +33,14 @@ class Judge:
         size = 1000 if self.device.type == "cuda" else 250
         if self.world.size == 1:
             return evaluate(model, data.batches(size), self.table)
-        # Of few images, a process may have none.
+        # Where there are few images, a process may have none.
         mine = self.world.each(lambda: evaluate(model, data.batches(size), self.table) if len(data) else None)
         return join([part for part in self.world.gather(mine) if part is not None], self.table)
 
     def calibrate(self, judged: RoutedNetwork, trained: RoutedNetwork, data: Placed, budget: float) -> None:
         """Shift the routers so that plain images in evaluation mode cost the budget."""
 
-        @cache  # both the look whether to search and the search begin at one half
+        @cache  # the check and the search both start at one half
         def cost_at(threshold: float) -> float:
             return self.evaluate(partial(judged, decide=partial(hard, threshold=threshold)), data).cost_share
 
@@ -49,7 +49,10 @@ class Judge:
                 shift_to({judged, trained}, find_threshold(cost_at, budget))
 
     def nudge(self, judged: RoutedNetwork, trained: RoutedNetwork, plain: Evaluation, budget: float) -> None:
-        """Shift the routers half the way to the budget, by one look: as if later routers saw what they see now."""
+        """Shift the routers half of the way to the budget, extrapolated from one evaluation.
+
+        Assumes that later routers get the same features after the shift.
+        """
 
         def cost_at(threshold: float) -> float:
             return self.table.share(plain.paths.run_probability_TN >= threshold).mean().item()
@@ -59,15 +62,17 @@ class Judge:
 
 
 def shift_to(networks: set[RoutedNetwork], threshold: float, part: float = 1.0) -> None:
-    """Make this threshold the usual one, or go a part of the way. Where the network that is judged is an average of the
-    one that is trained, both are shifted alike: else the average would drift back to where it was."""
+    """Shift the routers so that threshold ½ acts as this one did, or a part of the way.
+
+    An averaged network and the one that is trained are shifted alike; otherwise the average would drift back.
+    """
     for network in networks:
         assert network.routers is not None
         network.routers.shift(-part * margin_limit(threshold))
 
 
 def join(parts: list[Evaluation], table: CostTable) -> Evaluation:
-    """The evaluation of all images, of evaluations of some each."""
+    """One evaluation of all images from evaluations of parts."""
     paths = PathTable(*(torch.cat(column) for column in zip(*(part.paths for part in parts), strict=True)))
     loss = sum(part.loss * part.n for part in parts) / len(paths.label_T)
     return summarise(paths, table, loss=loss)

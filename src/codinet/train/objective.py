@@ -1,20 +1,32 @@
-"""What a routed network is trained for, in a loop of one's own: Eq. 12, with a budget in the place of γ.
+"""The training objective for a training loop of your own: Eq. 12, with a budget instead of γ.
 
-For networks that `codinet train` does not build, such as those of `make_dynamic`: images, augmentation, optimiser and
-devices stay the caller's.
+For networks that `codinet train` does not build, such as those of `make_dynamic`. The caller keeps images,
+augmentation, optimiser and devices.
 """
 
 from functools import cache, partial
+from typing import Any
 
 import torch
 
+from codinet.checks import (
+    LARGEST_COUNT,
+    require_finite,
+    require_image_shape,
+    require_kind,
+    require_number,
+    require_tensor,
+    require_whole,
+    shown,
+)
 from codinet.config import ExtraConfig, LossConfig
 from codinet.cost import block_costs
 from codinet.errors import UserError
+from codinet.losses import require_weight
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
-from codinet.relaxation import Decide, gumbel
-from codinet.thresholds import find_threshold, mean_cost, require_budget, require_reach
+from codinet.relaxation import Decide, gumbel, require_tau
+from codinet.thresholds import find_threshold, mean_cost, require_budget, require_images, require_reach
 from codinet.train.budget import SETTLE, BudgetController
 from codinet.train.judging import shift_to
 from codinet.train.stages import grip_at
@@ -22,9 +34,9 @@ from codinet.train.step import COST_SHARE, loss_of, share_of_blocks
 
 
 class Objective:
-    """The loss of every step, and what keeps the network at its budget.
+    """The loss of every step, and the controller that keeps the network at its budget.
 
-    `decide` is for the forward passes in between: relaxed, noised decisions.
+    Use `decide` in the forward passes of training: relaxed, noised decisions.
     """
 
     decide: Decide
@@ -40,14 +52,15 @@ class Objective:
         label_smoothing: float = 0.0,
         tau: float = 1.0,
     ) -> None:
-        """`steps` is how many there will be; `losses` holds the weights and margins."""
+        """`budget` is a share of the static network's MACs, `steps` the length of the training, `losses` the weights
+        and margins (without budget and gamma), `tau` the temperature of the relaxation."""
         require_budget(model, budget)
-        if losses and (losses.budget, losses.gamma) != (None, None):
-            raise UserError(
-                "An objective has one budget, which it is given itself; leave budget and gamma out of losses."
-            )
-        if steps < 1:
-            raise UserError(f"An objective for {steps} steps leads nowhere; say how many there will be.")
+        require_image_shape(image_shape)
+        require_whole("steps", steps, 1, LARGEST_COUNT)
+        require_number("label_smoothing", label_smoothing, 0, 1, below=True)
+        require_tau(tau)
+        if losses is not None:
+            _require_losses(losses)
         table, device = block_costs(model, image_shape), next(model.parameters()).device
         require_reach(table, budget, "the network")
         self.model, self.table, self.steps, self.taken = model, table, steps, 0
@@ -63,9 +76,12 @@ class Objective:
         return min(1.0, self.taken / self.steps)
 
     def __call__(self, output: RoutedOutput, labels_B: torch.Tensor, *, views: int) -> torch.Tensor:
-        """The loss of a step, in which all views of an image follow one another; it counts as taken."""
-        if views < 1 or len(labels_B) % views:
-            raise UserError(f"{len(labels_B)} inputs are not {views} views of every image; bring as many of each.")
+        """The loss of one step, which is counted as taken.
+
+        `labels_B` has a label for each input; the `views` views of an image are next to each other. Labels on the CPU
+        are checked against the classes; on a GPU that would make the host wait.
+        """
+        self._require_batch(output, labels_B, views)
         self.controller.aim(self.progress)
         loss, figures = loss_of(
             output,
@@ -85,14 +101,17 @@ class Objective:
         return loss
 
     def settle(self, images_BCHW: torch.Tensor, *, batch: int = 250) -> float:
-        """After every epoch, and at the end: hold the cost of plain, normalised images against the budget.
+        """After every epoch, and at the end: compare the cost of plain, normalised images with the budget.
 
-        What they cost more than those of training is steered against, from half of the steps on the routers are shifted
-        half the way to the budget, and after the last step all of it. Of several processes, each is given the same
-        images. Returns what they cost now, as a share of the static network.
+        The controller corrects for what these images cost more than training batches. From half of the steps on, the
+        routers are also shifted half of the way to the budget, and after the last step all of the way. In distributed
+        training, give every process the same images. Returns the cost of the images now, as a share of the static
+        network.
         """
+        require_images(images_BCHW)
+        require_whole("batch", batch, 1, LARGEST_COUNT)
         cost_at = partial(mean_cost, self.model, self.table, images_BCHW, batch=batch)
-        look, settling = cache(cost_at), self.progress >= SETTLE  # the search begins where this look is taken
+        look, settling = cache(cost_at), self.progress >= SETTLE  # the search starts with this value
         self.controller.compare(look(0.5), settling=settling)
         if not settling:
             return look(0.5)
@@ -101,11 +120,54 @@ class Objective:
         return cost_at(0.5)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint needs beside network and optimiser, as copies."""
+        """Copies of the tensors that a checkpoint needs beside network and optimiser."""
         taken = torch.tensor(self.taken)
         return {"taken": taken, **{name: value.clone() for name, value in self.controller.state().items()}}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue where `state_dict` was taken. A state that does not fit is a `UserError` and changes nothing."""
+        require_kind("state", state, dict, "the result of state_dict")
+        own = self.controller.state()
+        if set(state) != {"taken", *own}:
+            raise UserError(f"state must hold {', '.join(['taken', *own])}, got {shown(sorted(map(str, state)))}.")
+        for name, value in state.items():
+            require_tensor(f"{name} of state", value, (), floating=name != "taken")
+            require_finite(f"{name} of state", value)
+        require_whole("taken of state", state["taken"].item(), 0, LARGEST_COUNT)
         self.taken = int(state["taken"])
-        for name, value in self.controller.state().items():
+        for name, value in own.items():
             value.copy_(state[name])
+
+    def _require_batch(self, output: Any, labels_B: Any, views: Any) -> None:
+        """Everything but labels on a GPU is checked without reading values."""
+        require_kind("output", output, RoutedOutput, "what the network returns, a RoutedOutput")
+        require_tensor("logits", output.logits_BK, ("B", "K"))
+        number, classes = output.logits_BK.shape
+        require_tensor("scores", output.scores_BN2, (number, len(self.weights_N), 2))
+        require_tensor("path", output.path_BN, (number, len(self.weights_N)))
+        require_tensor("labels", labels_B, (number,), floating=False)
+        if labels_B.dtype != torch.int64:
+            raise UserError(f"labels must be int64, got {shown(labels_B)}.")
+        require_whole("views", views, 1, LARGEST_COUNT)
+        if number % views:
+            raise UserError(f"{number} inputs are not {views} views of every image; give each image {views} views.")
+        device = self.weights_N.device
+        for name, tensor in (("The output", output.logits_BK), ("labels", labels_B)):
+            if tensor.device != device:
+                raise UserError(f"{name} must be on the network's device, {device}, got {shown(tensor)}.")
+        if labels_B.is_cpu and not torch.compiler.is_compiling():
+            low, high = int(labels_B.min()), int(labels_B.max())
+            if low < 0 or high >= classes:
+                raise UserError(
+                    f"labels must be from 0 to {classes - 1}, the network's classes, got labels from {low} to {high}."
+                )
+
+
+def _require_losses(losses: Any) -> None:
+    require_kind("losses", losses, LossConfig, "a LossConfig")
+    if (losses.budget, losses.gamma) != (None, None):
+        raise UserError("losses must not set budget or gamma: an objective gets its one budget as an argument.")
+    for name in ("alpha", "beta", "m_c", "m_d", "score_decay"):
+        require_weight(f"{name} of losses", getattr(losses, name))
+    if losses.paths not in ("noise-free", "noised"):
+        raise UserError(f"paths of losses must be noise-free or noised, got {shown(losses.paths)}.")

@@ -1,12 +1,12 @@
 """One optimisation step on fixed buffers: views, forward, losses, backward, update, budget, sums.
 
-Nothing here waits for the device or allocates by what it finds there, so the same function runs eagerly and
+Nothing here waits for the device, and no allocation depends on values there, so the same function runs eagerly and
 inside a CUDA graph. The host sets `index_L`, `lr`, `grip` and the controller's target before each step, and reads
-`sums` when it wants figures.
+`sums` when it needs figures.
 
-Of several processes each takes its share of the images of a step. Means over the batch are taken of the share,
-and the mean of the processes' gradients is that of the whole; diversity compares the images of all of them.
-What is noted, and what the controller sees, is of all images and the same in every process.
+In distributed training each process takes its share of the images of a step. Means over the batch are means over the
+share, and the mean of the processes' gradients is that of the whole batch; diversity compares the images of all
+processes. The sums and the controller cover all images and are the same in every process.
 """
 
 from collections.abc import Callable
@@ -44,10 +44,10 @@ def _as_it_is(function: Any) -> Any:
 
 
 class Speed(NamedTuple):
-    """What makes a step fast and changes nothing else; by default nothing does. See `accelerate`."""
+    """Replacements that make a step faster and change nothing else; none by default. See `accelerate`."""
 
-    block: RoutedStep | None = None  # stands in for `model.routed_step`
-    compile: Callable[[Any], Any] = _as_it_is  # for what comes before and after the blocks
+    block: RoutedStep | None = None  # replaces `model.routed_step`
+    compile: Callable[[Any], Any] = _as_it_is  # for the parts before and after the blocks
     ask: Callable[[RoutedNetwork, torch.Tensor], Ask | None] | None = None  # makes a teacher for such images
 
 
@@ -88,7 +88,7 @@ class Step:
         self.index_L = torch.zeros(schedule.batch // self.world.size, dtype=torch.long, device=device)
         self.speed, self.stem, self.inputs = speed, speed.compile(model.stem), speed.compile(_inputs)
         self.ask = self._make_ask(teacher) if teacher else None
-        # What other processes are asked for cannot be compiled.
+        # Communication between processes cannot be compiled.
         self.loss_of = speed.compile(loss_of) if self.world.alone else loss_of
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.lr = torch.zeros((), device=device)
@@ -102,7 +102,7 @@ class Step:
             fused=device.type in ("cpu", "cuda"),
         )
         for parameter in self.trained.values():
-            # Made now rather than by the first step, so that a graph finds them and a checkpoint names them.
+            # Made here and not by the first step, so that a graph and a checkpoint find them.
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.sums = torch.zeros(len(SUMS), device=device)
         self.bad = torch.full((2,), -1.0, device=device)  # step and term of the first loss that is not finite
@@ -112,12 +112,12 @@ class Step:
         return {name: self.optimizer.state[p]["momentum_buffer"] for name, p in self.trained.items()}
 
     def averaged(self) -> dict[str, torch.Tensor]:
-        """What is kept of the averaged network; nothing where there is none."""
+        """The state of the averaged network; empty if there is none."""
         return {} if self.average is None else self.average.state()
 
     @property
     def judged(self) -> RoutedNetwork:
-        """The network that counts: the averaged one, where there is one."""
+        """The network that is evaluated: the averaged one, if there is one."""
         return self.model if self.average is None else self.average.model
 
     def __call__(self) -> None:
@@ -158,10 +158,10 @@ class Step:
         return None if self.ask is None else self.ask(inputs_BCHW)
 
     def _make_ask(self, teacher: Teacher) -> Ask:
-        """The teacher's answers to a step's images, as fast as can be."""
+        """The teacher's logits for the images of a step, the fastest way there is."""
         model, fast = teacher.model, None
         if self.speed.ask is not None:
-            own = torch.Generator(self.device).manual_seed(0)  # training's own numbers must not change by it
+            own = torch.Generator(self.device).manual_seed(0)  # leaves the random numbers of training unchanged
             shape = len(self.index_L) * self.views, *self.data.images_NCHW.shape[1:]
             fast = self.speed.ask(model, torch.randn(shape, generator=own, device=self.device))
         if fast is not None:
@@ -171,7 +171,7 @@ class Step:
 
     def _note(self, figures: torch.Tensor) -> None:
         finite = figures[: len(_TERMS)].isfinite()
-        # The total is listed first but is bad because a term is: name the term where there is one.
+        # The total comes first but is not finite because a term is not: name the term if there is one.
         culprit = torch.where(finite[1:].all(), 0, 1 + finite[1:].int().argmin()).float()
         now = torch.stack([self.sums[-1], culprit])
         first = (~finite.all()) & (self.bad[0] < 0)
@@ -193,7 +193,7 @@ class Step:
 def _inputs(
     data: Resident, index_L: torch.Tensor, views: int, *, pad: int, flip: bool, blank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of the images at these places, and a label for each."""
+    """Views of the images with these indices, and a label for each view."""
     images_LCHW, labels_L = data.take(index_L)
     return random_views(images_LCHW, views, pad=pad, flip=flip, blank=blank), labels_L.repeat_interleave(views)
 
@@ -212,8 +212,11 @@ def loss_of(
     rows: Callable[[torch.Tensor], torch.Tensor] | None,
     taught_BK: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of this process's images, and its `SUMS`. `rows` fetches everybody's paths; without it, paths do not
-    matter. `taught_BK` are the teacher's answers."""
+    """The loss of this process's images, and its `SUMS`.
+
+    `rows` gathers the paths of all processes; without it the losses on paths are off. `taught_BK` are the teacher's
+    logits.
+    """
     zero = torch.zeros_like(gamma)
     classification = F.cross_entropy(output.logits_BK, labels_B, label_smoothing=extra.label_smoothing)
     terms, decay, taught = Terms(classification, zero, zero, zero), zero, zero
@@ -240,7 +243,7 @@ def loss_of(
 
 
 def share_of_blocks(table: CostTable, device: torch.device) -> tuple[torch.Tensor, float]:
-    """What running each block adds to the share of the static cost, and the share that is always spent."""
+    """What running each block adds to the cost share, and the cost share with every block skipped."""
     blocks = len(table.run_N)
     none = torch.zeros(1, blocks)
     each = table.share(torch.eye(blocks)) - table.share(none)

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from codinet.checks import require_whole
 from codinet.engines.graph import GraphEngine, StaticGraphEngine
 from codinet.errors import UserError
 from codinet.kernels.stage_tuning import WIDTHS, Tuning, tuning_for
-from codinet.model import CoDiNet, RoutedNetwork, create_model
+from codinet.model import CoDiNet, RoutedNetwork, create_model, require_network
 
 REPEATS = 5  # launches in a graph
 REPLAYS = 4
@@ -34,7 +35,7 @@ _NOTHING = float("nan")
 
 @dataclass(frozen=True)
 class Timed:
-    """What came of a candidate: milliseconds of a batch, or why there are none."""
+    """The result of a candidate: milliseconds of a batch, or the reason that there are none."""
 
     batch: int
     tuning: Tuning
@@ -46,7 +47,7 @@ class Timed:
 
 
 def candidates(batch: int, processors: int) -> list[Tuning]:
-    """What is worth a try: the table's own, and other numbers of routers asked at once."""
+    """The tuning of the table, and the same with other numbers of routers evaluated at once."""
     own = tuning_for(WIDTHS, batch, processors)
     return [own, *(_asking(own, *groups) for groups in ((4, 4, 1), (8, 4, 2), (1, 1, 1)))]
 
@@ -60,9 +61,12 @@ def tune(
     model: RoutedNetwork, batches: Sequence[int], dtype: torch.dtype, *, size: int = 32, workers: int = WORKERS
 ) -> list[Timed]:
     """Every candidate for batches of square images, in the order tried."""
+    require_network(model)
     device = next(model.parameters()).device
     if device.type != "cuda":
-        raise UserError("Tunings are found on a CUDA device; move the network there.")
+        raise UserError(f"Tunings are found on a CUDA device, and the network is on {device}; move it there.")
+    for batch in batches:
+        require_whole("A batch", batch, 1)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     assert isinstance(model, CoDiNet)
     tried = [(batch, tuning) for batch in batches for tuning in candidates(batch, processors)]
@@ -78,7 +82,7 @@ def tune(
                     _milliseconds(_call(engine, tuning, batch, size, rate)) for engine, rate in cases
                 )
                 row = Timed(batch, tuning, static_ms, all_ms, half_ms, none_ms)
-            except Exception as error:  # a candidate may fail in any of the compiler's and the driver's ways
+            except Exception as error:  # compiler and driver may fail in any way
                 row = replace(row, problem=_short(error))
         found.append(row)
     return found
@@ -89,13 +93,13 @@ def _call(
 ) -> Callable[[], object]:
     """The network on random images, each with blocks drawn at a run rate."""
     engine.tuning = tuning
-    launcher, traffic = engine.launcher(batch), engine.traffic(batch, engine.answer(batch))
+    launcher, traffic = next(engine.launchers(batch)), engine.traffic(batch, engine.answer(batch))
     generator = torch.Generator(engine.device).manual_seed(0)
     shape = batch, engine.weights.stem_OI33.shape[1], size, size
     images = torch.randn(shape, generator=generator, device=engine.device).to(engine.dtype)
     drawn = torch.rand(batch, engine.blocks, generator=generator, device=engine.device)
     traffic.force_BN.copy_(drawn < run_rate)
-    return lambda: launcher(images, traffic, compile_only=compile_only)
+    return lambda: (launcher.require_fit if compile_only else launcher)(images, traffic)
 
 
 @torch.inference_mode()
@@ -129,7 +133,7 @@ def _compile(arch: str, dtype: torch.dtype, size: int, candidate: tuple[type[Gra
     try:
         if kind not in _engines:
             _engines[kind] = kind(create_model(arch).cuda(), dtype=dtype)
-        # Compiled for few images just as for many: the batch is no constant of the kernel.
+        # The batch size is not a constant of the kernel, so a few images compile the same kernel as many.
         _call(_engines[kind], tuning, min(batch, 2), size, 1.0, compile_only=True)()
     except Exception as error:  # any of the compiler's
         return _short(error)
