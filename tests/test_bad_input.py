@@ -70,13 +70,13 @@ def refused(words: list[str], capsys: Said) -> str:
 
 COMMANDS = [
     # what is given, what is said of it, the way out
-    (["trian"], "'trian' is no command", "perhaps you meant train"),
+    (["trian"], "Unknown command 'trian'", "perhaps you meant train"),
     (["train", "digits", "--badflag"], "Unrecognized options: --badflag", "codinet train --help"),
     (["train", "digits", "--epoch", "3"], "Unrecognized options: --epoch", "perhaps you meant --epochs"),
     (["train", "digits", "--epochs", "few"], "--epochs takes a whole number, not 'few'", "codinet train --help"),
     (["train"], "Missing from codinet train", "codinet train --help"),
     (["train", "cifar11"], "no data set, folder or .npz file called 'cifar11'", "perhaps you meant cifar10"),
-    (["train", "digits", "--preset", "papre"], "'papre' is no preset", "perhaps you meant paper"),
+    (["train", "digits", "--preset", "papre"], "Unknown preset 'papre'", "perhaps you meant paper"),
     (["train", "digits", "--device", "gpu"], "There is no device 'gpu'", "use --device cpu"),
     (["eval", "no/such/run"], "There is no run folder no/such/run", "codinet train"),
     (["predict", "no/such/run", "a.png"], "There is no run folder", "codinet train"),
@@ -94,7 +94,7 @@ def test_words_that_are_no_command(words: list[str], cause: str, way_out: str, c
 
 
 SETTINGS = [
-    (["--arch", "resnet21"], "'resnet21' is no architecture", "perhaps you meant resnet"),
+    (["--arch", "resnet21"], "Unknown architecture 'resnet21'", "perhaps you meant resnet"),
     (["--router", "fcc"], "invalid choice 'fcc'", "('fc', 'cnn', 'rnn')"),
     (["--budget", "0"], "A budget of 0 is not a share", "a number above 0 and up to 1"),
     (["--budget", "1.5"], "A budget of 1.5 is not a share", "a number above 0 and up to 1"),
@@ -114,13 +114,13 @@ SETTINGS = [
     (["--holdout", "64"], "--holdout 64 leaves nothing of 64 training images", "hold out fewer"),
     (["--image-size", "16"], "few has images of 8×8", "leave the image size out"),
     (["--seed", "-1"], "--seed -1 is out of range", "from 0 to"),
-    (["--no-routed", "--budget", "0.5"], "--budget is about what routers run", "leave out one of them"),
+    (["--no-routed", "--budget", "0.5"], "--budget needs routers", "leave out one of them"),
     (["--milestones", "30", "60"], "--milestones 30 60 are not rising shares", "such as 0.6 0.8"),
-    (["--milestones", "0.5", "--schedule", "cosine"], "--milestones are of --schedule multistep", "leave out one"),
+    (["--milestones", "0.5", "--schedule", "cosine"], "--milestones need --schedule multistep", "leave out one"),
     (["--label-smoothing", "1"], "--label-smoothing 1 must lie in [0, 1)", "0.1 is usual"),
     (["--ema", "1"], "--ema 1 must lie in [0, 1)", "0.999 is usual"),
-    (["--distill", "0.5"], "--distill 0.5 needs somebody to learn from", "give --teacher a run folder"),
-    (["--teacher", "no/run", "--distill", "0"], "--teacher teaches nothing", "give --distill a number"),
+    (["--distill", "0.5"], "--distill 0.5 requires --teacher", "give --teacher a run folder"),
+    (["--teacher", "no/run", "--distill", "0"], "--teacher has no effect with --distill 0", "give --distill a number"),
     (["--teacher", "no/run"], "--teacher no/run cannot be used: There is no", "codinet train"),
     (["--start", "no/run"], "--start no/run cannot be used: There is no run folder", "codinet train"),
     (["--device", "cuda:99"], "There is no device 'cuda:99'", "use --device cpu"),
@@ -366,9 +366,9 @@ def test_a_teacher_of_other_classes(place: Place, capsys: Said) -> None:
 @pytest.mark.parametrize(
     ("words", "cause", "way_out"),
     [
-        (["--threshold", "1.5"], "--threshold 1.5 is no probability", "from 0 to 1"),
-        (["--threshold", "nan"], "--threshold nan is no probability", "from 0 to 1"),
-        (["--batch", "0"], "--batch 0 is too small", "use 1 or more"),
+        (["--threshold", "1.5"], "--threshold must be a number from 0 to 1, got 1.5", "from 0 to 1"),
+        (["--threshold", "nan"], "--threshold must be a number from 0 to 1, got nan", "from 0 to 1"),
+        (["--batch", "0"], "--batch must be 1 or more", "got 0"),
         (["--device", "meta"], "There is no device 'meta'", "use --device cpu"),
         (["--paths", "/dev/null/table"], "Could not write /dev/null/table", "choose another folder"),
     ],
@@ -383,7 +383,7 @@ def test_evaluations_that_cannot_be_made(
 
 def test_a_run_that_is_there_already(place: Place, capsys: Said) -> None:
     sentence = refused(place.train(out=place.run()), capsys)
-    assert "holds a run already" in sentence
+    assert "already holds a run" in sentence
     assert "continue it with --resume" in sentence
 
 
@@ -396,7 +396,7 @@ def test_a_folder_of_other_things(place: Place, capsys: Said) -> None:
 
 def test_a_run_begun_with_other_settings(place: Place, capsys: Said) -> None:
     sentence = refused(place.train("--resume", "--lr", "0.2", out=place.run()), capsys)
-    assert "begun with other settings (lr was 0.1, now 0.2)" in sentence
+    assert "started with other settings (lr was 0.1, now 0.2)" in sentence
     assert "repeat them or choose another --out" in sentence
 
 
@@ -406,13 +406,13 @@ def test_a_run_begun_on_other_data(place: Place, capsys: Said) -> None:
     capsys.readouterr()
     place.arrays(y_train=np.arange(64) % 10)
     sentence = refused(place.train("--resume", source=file), capsys)
-    assert "was begun on other data than mine holds now" in sentence
+    assert "was started on other data than mine holds now" in sentence
     assert "restore it or start anew" in sentence
 
 
 def test_a_folder_below_a_file(place: Place, capsys: Said) -> None:
     sentence = refused(place.train(out=place.npz / "run"), capsys)
-    assert "Cannot make the run folder" in sentence
+    assert "Cannot work in the folder" in sentence
     assert "choose another --out" in sentence
 
 

@@ -1,11 +1,13 @@
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import codinet
+from codinet import environment
 from codinet.environment import commit, describe, pick_device
 from codinet.errors import UserError
 
@@ -58,6 +60,31 @@ def test_a_checkout_without_git_has_no_commit(checkout: Path, monkeypatch: pytes
     assert commit() is None  # a damaged one
     monkeypatch.setenv("PATH", str(checkout))
     assert commit() is None
+
+
+def runs(process: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_a_git_that_never_answers_is_stopped_with_its_children(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (checkout / ".git").mkdir()
+    stalled = checkout / "bin" / "git"
+    stalled.parent.mkdir()
+    stalled.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/child\necho abc\nsleep 600\n")
+    stalled.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stalled.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(environment, "GIT_SECONDS", 0.5)
+    assert commit() is None
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while runs(child):
+        assert time.monotonic() < deadline, "the child of git is still running"
+        time.sleep(0.01)
 
 
 def test_the_device_asked_for() -> None:

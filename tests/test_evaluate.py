@@ -1,11 +1,13 @@
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from codinet import RoutedOutput, create_model
 from codinet.cost import CostTable, block_costs
-from codinet.evaluate import evaluate
+from codinet.errors import UserError
+from codinet.evaluate import evaluate, impossible_figure
 
 # Skipping all costs 100 + 5 + 2; running the first block adds 10, the second 20 - 5.
 TABLE = CostTable(run_N=(10, 20), skip_N=(0, 5), router_N=(1, 1), fixed=100, image_shape=(1, 2, 2), paper_unit=2)
@@ -104,7 +106,7 @@ def test_parts_that_are_frozen_stay_so() -> None:
 
 def test_the_mode_is_restored_even_when_the_images_do_not_fit() -> None:
     model = create_model("resnet20", in_channels=1).train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(UserError, match="images of 1 channels"):
         evaluate(model, [(torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))], block_costs(model, (1, 8, 8)))
     assert model.training
 
@@ -118,3 +120,45 @@ def test_what_does_not_matter_for_a_row_is_the_rest_of_its_batch() -> None:
     single = evaluate(model, zip(images.split(1), labels.split(1), strict=True), table).paths
     assert torch.equal(whole.path_TN, single.path_TN)
     assert torch.allclose(whole.confidence_T, single.confidence_T, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.tensor([0, 2]), "Labels must be from 0 to 1, the classes of the network; got labels from 0 to 2"),
+        (torch.tensor([-1, 0]), "got labels from -1 to 0"),
+        (torch.tensor([0.0, 1.0]), "one int64 for each of the 2 images of a batch; got torch.float32"),
+        (torch.tensor([0, 1, 0]), r"got torch.int64 of shape \(3,\)"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(labels: torch.Tensor, words: str) -> None:
+    model = create_model("resnet20", num_classes=2, in_channels=1)
+    with pytest.raises(UserError, match=words):
+        evaluate(model, [(torch.randn(2, 1, 8, 8), labels)], block_costs(model, (1, 8, 8)))
+
+
+def test_no_images_cannot_be_evaluated() -> None:
+    with pytest.raises(UserError, match="There are no images to evaluate on"):
+        evaluate(routed(PATHS), [], TABLE)
+
+
+@pytest.mark.parametrize(
+    ("change", "odd"),
+    [
+        ({}, None),
+        ({"accuracy": 100}, None),
+        ({"accuracy": 100.01}, "accuracy"),
+        ({"accuracy": "94"}, "accuracy"),
+        ({"loss": float("nan")}, "loss"),
+        ({"macs": 0.0}, "macs"),
+        ({"mean_blocks": 3}, "mean_blocks"),
+        ({"n": True}, "n"),
+        ({"n": 4.0}, "n"),
+        ({"distinct_paths": 0}, "distinct_paths"),
+        ({"path_entropy": None}, "path_entropy"),
+    ],
+)
+def test_figures_that_no_evaluation_has_are_named(change: dict[str, Any], odd: str | None) -> None:
+    figures = evaluate(routed(PATHS), batches(4), TABLE).summary()
+    assert impossible_figure({**figures, **change}, blocks=2) == odd
+    assert impossible_figure([], blocks=2) == "accuracy"

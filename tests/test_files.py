@@ -1,5 +1,7 @@
 import errno
+import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,7 +14,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from codinet.errors import UserError
-from codinet.files import DamagedError, load_tensors, read_json, save_tensors, sweep, write, write_json
+from codinet.files import (
+    DamagedError,
+    held,
+    load_tensors,
+    parse_json,
+    read_json,
+    save_tensors,
+    sha256_of,
+    sweep,
+    to_json,
+    write,
+    write_json,
+)
 
 TENSORS = {
     "weights": torch.tensor([[1.5, -2.0], [0.0, 3.25]]),
@@ -70,6 +84,69 @@ def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
         read_json(tmp_path / "a.json")
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"a": NaN}', "it contains nan"),
+        (b"[1e999]", "it contains inf"),
+        (b"-Infinity", "it contains -inf"),
+        (b"9223372036854775808", "integer beyond 64 bits"),
+        (b"1" * 5000, "Exceeds the limit"),
+        (b'"\\ud800"', "surrogates not allowed"),
+        (b'{"\\udcff": 1}', "surrogates not allowed"),
+        (b"[" * 100_000, "nested more than 50 levels deep"),
+        (b"[" * 60 + b"]" * 60, "nested more than 50 levels deep"),
+    ],
+)
+def test_json_that_we_could_not_write_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_json(content)
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(DamagedError, match=rf"a\.json cannot be read as JSON \(.*{reason}"):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_may_be_nested_and_its_numbers_large() -> None:
+    assert parse_json(b"[" * 50 + b"]" * 50)
+    assert parse_json('{"a": [9223372036854775807, 1e300, true, null, "\U0001f600"]}')["a"][1] == 1e300
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ({"predictions": [{"confidence": math.nan}]}, r"predictions\.0\.confidence is nan"),
+        ([1.0, (2.0, -math.inf)], r"1\.1 is -inf"),
+        (math.inf, "The result is inf"),
+        ({"name": "\udcff"}, "cannot be written as JSON"),
+    ],
+)
+def test_json_has_finite_numbers_and_unicode_only(tmp_path: Path, content: Any, name: str) -> None:
+    with pytest.raises(UserError, match=name):
+        to_json(content, ensure_ascii=False)
+    with pytest.raises(UserError, match=name):
+        write_json(tmp_path / "a.json", content)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_huge_json_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a.json").open("wb") as file:
+        file.truncate(2**40)  # sparse
+    with pytest.raises(UserError, match=r"a\.json cannot be read \(larger than 16 MiB\); check the path"):
+        read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("read", [read_json, load_tensors])
+def test_a_named_pipe_is_refused_and_does_not_block(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"pipe cannot be read \(.*regular file"):
+        read(tmp_path / "pipe")
+    with pytest.raises(OSError, match="regular file"):
+        sha256_of(tmp_path / "pipe")
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(UserError, match="Cannot work in the folder"), held(tmp_path, ""):
+        pass
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.json does not exist; is .* a run folder"):
         read_json(tmp_path / "a.json")
@@ -78,16 +155,16 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_json, load_tensors])
-def test_what_the_system_does_not_give_is_not_called_damaged(
+def test_a_file_that_the_system_does_not_open_is_not_called_damaged(
     tmp_path: Path, read: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").mkdir()
     with pytest.raises(UserError, match=r"file cannot be read \(Is a directory\); check the path\.$") as caught:
         read(tmp_path / "file")
-    assert not isinstance(caught.value, DamagedError)  # of which some make the file anew, or go without it
-    for number, way_out in ((errno.EACCES, "its permissions"), (errno.EIO, "the disk that it lies on")):
+    assert not isinstance(caught.value, DamagedError)  # some callers replace damaged files, or go on without them
+    for number, way_out in ((errno.EACCES, "its permissions"), (errno.EIO, "the disk")):
         failing = OSError(number, os.strerror(number))
-        monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=failing))
+        monkeypatch.setattr(os, "open", Mock(side_effect=failing))
         with pytest.raises(UserError, match=rf"file cannot be read \({failing.strerror}\); check {way_out}\.$"):
             read(tmp_path / "file")
 
@@ -154,6 +231,50 @@ def test_a_file_without_a_seal_is_refused(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "foreign.safetensors")
     with pytest.raises(DamagedError, match="was not written by codinet"):
         load_tensors(tmp_path / "foreign.safetensors")
+
+
+def with_header(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def sealed(dtype: str, about: str) -> bytes:
+    """A file with a valid digest, as a program other than ours might write it."""
+    digest = hashlib.sha256(about.encode() + b"w torch.float32 (1,)" + bytes(4)).hexdigest()
+    metadata = {"about": about, "sha256": digest}
+    return with_header(
+        {"__metadata__": metadata, "w": {"dtype": dtype, "shape": [1], "data_offsets": [0, 4]}}, bytes(4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (with_header({"__metadata__": None}), "it carries no checksum"),
+        (with_header({"__metadata__": {"sha256": "0" * 64}}), "it carries no checksum"),
+        (
+            with_header({"w": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}}, bytes(4)),
+            "of the unknown type 'F8_E8M0'",
+        ),
+        (
+            with_header({"w": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, bytes(4)),
+            "of the unknown type 'F4'",
+        ),
+        (with_header({"w": {"dtype": "Q7", "shape": [4], "data_offsets": [0, 4]}}, bytes(4)), "damaged"),
+        (with_header(b"[" * 100_000), "damaged"),
+        (with_header(b"null"), "damaged"),
+        (sealed("F32", "[" * 100_000), "its description is not JSON"),
+        (sealed("F32", "{"), "its description is not JSON"),
+        (sealed("F32", "NaN"), "its description is not JSON"),
+    ],
+)
+def test_safetensors_of_other_programs_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(sealed("F32", "{}"))
+    assert load_tensors(file) == ({"w": torch.zeros(1)}, {})  # the seal itself is right
+    file.write_bytes(content)
+    with pytest.raises(DamagedError, match=rf"a\.safetensors .*({reason})"):
+        load_tensors(file)
 
 
 def test_the_description_is_sealed_too(tmp_path: Path) -> None:

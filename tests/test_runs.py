@@ -1,5 +1,6 @@
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -106,14 +107,22 @@ def data(**values: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda content: {**content, "data": {**content["data"], **values}}
 
 
+def config(part: str, **values: Any) -> Callable[[dict[str, Any]], Any]:
+    def change(content: dict[str, Any]) -> Any:
+        content["config"][part] |= values
+        return content
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda content: [content], "TypeError"),
-        (lambda content: "text", "TypeError"),
+        (lambda content: [content], r"it holds \[.*, not named entries"),
+        (lambda content: "text", "it holds 'text', not named entries"),
         (lambda content: {**content, "format": 7}, "its format is 7, and this version reads 1"),
-        (lambda content: {**content, "data": []}, "AttributeError"),
-        (lambda content: {**content, "data": {}}, "TypeError"),
+        (lambda content: {**content, "data": []}, r"data must have the entries classes, .*, got \[\]"),
+        (lambda content: {**content, "data": {}}, r"data must have the entries classes, .*, got {}"),
         (lambda content: {**content, "environment": None}, "environment holds None, which does not fit"),
         (data(classes="0123456789"), "data.classes holds '0123456789', which does not fit"),
         (data(classes=[]), r"data.classes holds \[\]"),
@@ -126,19 +135,32 @@ def data(**values: Any) -> Callable[[dict[str, Any]], Any]:
         (data(mean=["3.5"]), r"data.mean holds \['3.5'\]"),
         (data(mean=[3.5, 3.5]), r"data.mean holds \[3.5, 3.5\]"),
         (data(std=[0.0]), r"data.std holds \[0.0\]"),
-        (data(std=[float("inf")]), r"data.std holds \[inf\]"),
+        (data(std=[-1.0]), r"data.std holds \[-1.0\]"),
+        (data(image_shape=[3, 10**5, 10**5]), r"data.image_shape holds \[3, 100000, 100000\]"),
         (data(name=None), "data.name holds None"),
         (data(sha256=12), "data.sha256 holds 12"),
         (drop("environment"), "environment"),
         (drop("config"), "config"),
         (drop("data", "sha256"), "sha256"),
         (drop("config", "network", "arch"), "missing entries arch"),
+        (config("network", arch="resnet21"), "'resnet21'"),
+        (config("network", tau=-1.0), "--tau -1"),
+        (config("losses", budget=7.0), "budget of 7"),
+        (config("schedule", views=0), "--views 0"),
     ],
 )
 def test_a_config_of_another_kind_is_refused(folder: RunFolder, change: Callable[[Any], Any], words: str) -> None:
     file = folder.path / "config.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     with pytest.raises(DamagedError, match=rf"config\.json is not a run's config \(.*{words}.*\); restore it or train"):
+        RunFolder.open(folder.path)
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", "1e999", "[" * 100_000])
+def test_a_config_with_numbers_that_are_not_finite_or_endless_nesting_is_refused(folder: RunFolder, odd: str) -> None:
+    file = folder.path / "config.json"
+    file.write_text(json.dumps(data(std=["odd"])(json.loads(file.read_text()))).replace('"odd"', odd))
+    with pytest.raises(DamagedError, match=r"config\.json cannot be read as JSON"):
         RunFolder.open(folder.path)
 
 
@@ -165,10 +187,27 @@ def test_a_line_cut_short_is_left_out(folder: RunFolder, cut: str) -> None:
     assert folder.metrics() == [{"epoch": 1}]
 
 
-@pytest.mark.parametrize("bad", [b'{"epoch": "\xff\xfe"}', b"[2]", b"2", b"null"])
-def test_metrics_end_before_the_first_line_that_is_no_row(folder: RunFolder, bad: bytes) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(b'{"epoch": "\xff\xfe"}', b"[2]", b"2", b"null", b'{"epoch": [2]}', b'{"epoch": "2"}', b'{"epoch": {}}'),
+        *(b'{"epoch": true}', b'{"epoch": NaN}', b'{"stage": 3}', b"[" * 100_000),
+    ],
+)
+def test_metrics_end_before_the_first_line_that_is_not_a_row(folder: RunFolder, bad: bytes) -> None:
     folder.metrics_file.write_bytes(b'{"epoch": 1}\n' + bad + b'\n{"epoch": 3}\n')
     assert folder.metrics() == [{"epoch": 1}]
+
+
+def test_a_loss_that_is_not_finite_is_null_in_the_metrics(folder: RunFolder) -> None:
+    folder.add_metrics({"epoch": 1, "stage": "joint", "held_loss": float("nan"), "loss": float("inf")})
+    assert folder.metrics() == [{"epoch": 1, "stage": "joint", "held_loss": None, "loss": None}]
+
+
+def test_metrics_that_are_a_named_pipe_are_refused_and_do_not_block(folder: RunFolder) -> None:
+    os.mkfifo(folder.metrics_file)
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read"):
+        folder.metrics()
 
 
 def test_a_row_of_metrics_is_on_the_disk_before_the_training_goes_on(
@@ -187,13 +226,20 @@ def test_a_row_of_metrics_is_on_the_disk_before_the_training_goes_on(
         lambda figures: {**figures, "accuracy": "94"},
         lambda figures: {**figures, "n": 40.0},
         lambda figures: {**figures, "always_on": True},
+        lambda figures: {**figures, "accuracy": 100.5},
+        lambda figures: {**figures, "loss": -1.0},
+        lambda figures: {**figures, "macs": 0},
+        lambda figures: {**figures, "mean_blocks": 10},
+        lambda figures: {**figures, "accuracy": [94]},
         lambda figures: {key: value for key, value in figures.items() if key != "loss"},
     ],
 )
-def test_half_an_evaluation_is_none(own_run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_figures_that_are_missing_or_impossible_are_refused(
+    own_run: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
     file = own_run / "evaluation.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises(DamagedError, match=r"evaluation\.json holds no evaluation; restore it or train again"):
+    with pytest.raises(DamagedError, match=r"evaluation\.json holds no evaluation \(.* does not fit\); restore it"):
         RunFolder.open(own_run).load_evaluation()
 
 
@@ -213,9 +259,26 @@ def test_how_long_a_run_took_may_be_unknown_and_not_damaged(folder: RunFolder) -
     assert folder.wall_seconds() is None
     (folder.path / "timing.json").write_text('{"seconds": null}')
     assert folder.wall_seconds() is None
-    (folder.path / "timing.json").write_text("[]")
-    with pytest.raises(DamagedError, match=r"timing\.json does not say how long the run took; restore or remove it"):
-        folder.wall_seconds()
+    for odd in ("[]", '{"seconds": "long"}', '{"seconds": [1]}', '{"seconds": true}'):
+        (folder.path / "timing.json").write_text(odd)
+        with pytest.raises(DamagedError, match=r"timing\.json does not say how long the run took; restore or remove"):
+            folder.wall_seconds()
+
+
+def test_a_clock_that_was_set_back_leaves_the_time_unknown(
+    own_run: Path, monkeypatch: pytest.MonkeyPatch, few: Dataset
+) -> None:
+    folder = RunFolder.open(own_run)
+    model = folder.load_model()
+    resident = Resident.of(few.test, few, torch.device("cpu"))
+    evaluation = evaluate(model, resident.batches(20), block_costs(model, few.image_shape))
+    started = json.loads((own_run / "config.json").read_text())["started"]
+    for now, seconds in ((started + 60, 60), (started - 60, None)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        folder.save_results(model, evaluation)
+        assert folder.wall_seconds() == seconds
+    (own_run / "timing.json").write_text('{"seconds": -60.0}')  # of an older version
+    assert folder.wall_seconds() is None
 
 
 def test_results_come_back_as_they_were_saved(folder: RunFolder, few: Dataset) -> None:
@@ -267,6 +330,53 @@ def test_one_weight_of_another_shape_is_named(own_run: Path) -> None:
     model = create_model("resnet20", in_channels=1)
     with pytest.raises(UserError, match=r"another network: fc\.weight does not fit resnet20; restore"):
         load_weights(model, tensors, file)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "words"),
+    [
+        ("fc.weight", lambda tensor: tensor.int(), r"another network: fc\.weight does not fit"),
+        ("fc.weight", lambda tensor: tensor.double(), r"another network: fc\.weight does not fit"),
+        ("fc.weight", lambda tensor: tensor * torch.nan, r"fc\.weight in .* holds NaN or infinity"),
+        ("bn1.running_var", lambda tensor: tensor / 0, r"bn1\.running_var in .* holds NaN or infinity"),
+    ],
+)
+def test_weights_of_another_type_or_without_value_are_refused(
+    own_run: Path, name: str, spoil: Callable[[torch.Tensor], torch.Tensor], words: str
+) -> None:
+    file = own_run / "model.safetensors"
+    tensors, about = load_tensors(file)
+    save_tensors(file, {**tensors, name: spoil(tensors[name])}, about)
+    with pytest.raises(UserError, match=words):
+        RunFolder.open(own_run).load_model()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda table: {**table, "label_T": table["label_T"].float()}, "label_T is torch.float32 of shape"),
+        (lambda table: {**table, "label_T": table["label_T"] + 5}, "label_T has values from 5 to 14"),
+        (lambda table: {**table, "label_T": table["label_T"][:7]}, "path_TN is torch.uint8 of shape"),
+        (lambda table: {**table, "label_T": torch.tensor(3)}, r"label_T has the shape \(\)"),
+        (lambda table: {name: column[:0] for name, column in table.items()}, r"label_T has the shape \(0,\)"),
+        (lambda table: {**table, "path_TN": table["path_TN"][:, :3]}, "path_TN is"),
+        (lambda table: {**table, "path_TN": table["path_TN"] + 2}, "path_TN has values from"),
+        (
+            lambda table: {**table, "confidence_T": table["confidence_T"] * torch.nan},
+            "confidence_T has values from nan",
+        ),
+        (lambda table: {**table, "macs_T": table["macs_T"] * torch.inf}, "macs_T has values from"),
+        (lambda table: {**table, "more": table["macs_T"].clone()}, "its columns are"),
+        (lambda table: {"label_T": table["label_T"]}, r"its columns are \['label_T'\]"),
+    ],
+)
+def test_the_path_table_of_another_run_is_refused(
+    own_run: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], words: str
+) -> None:
+    file = own_run / "paths.safetensors"
+    save_tensors(file, change(load_tensors(file)[0]))
+    with pytest.raises(DamagedError, match=rf"is not the path table of this run \({words}.*codinet eval {own_run}"):
+        RunFolder.open(own_run).load_paths()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "paths.safetensors"])

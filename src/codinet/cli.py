@@ -1,22 +1,23 @@
 """The command line: verb → module of `codinet.commands`, one table.
 
-A verb's module has `Args`, a dataclass that is its flags, and `run(args)`. People get tables and progress
-bars; with --json, one JSON document on stdout and nothing else there. What is the user's to fix ends in one
-sentence on stderr and exit code 2. Of the processes that torchrun starts on a machine the first one speaks.
+A verb's module has `Args`, a dataclass that is its flags, and `run(args)`. People get tables and progress bars; with
+--json, one JSON document on stdout and nothing else there. An error that the user can fix is one line on stderr and
+exit code 2. Of the processes that torchrun starts on a machine, only local rank 0 prints.
 """
 
+import codecs
 import contextlib
 import importlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tyro
 
 import codinet
-from codinet.errors import UserError, unknown
+from codinet.errors import UserError, first_line, one_line, unknown
 from codinet.flags import READING, one_sentence
 
 VERBS = {
@@ -24,32 +25,45 @@ VERBS = {
     "eval": "accuracy, cost and paths of a trained run",
     "predict": "class, confidence and path of image files",
     "analyze": "how a run's paths are distributed",
-    "report": "one page of figures and tables on runs",
-    "explore": "a local page on which to see how a run routes images",
+    "report": "one page of figures and tables about runs",
+    "explore": "a local page that shows how a run routes images",
     "sweep": "many runs over budgets, margins, seeds",
     "bench": "speed of every engine against the static net",
     "export": "a trained run as an ONNX file",
     "data": "list, download and verify data sets",
-    "models": "the networks that can be trained, and those that are",
-    "zoo": "trained networks that come along; adding one",
-    "results": "tables of what runs came to, beside the paper's",
+    "models": "the networks that can be trained, and the trained ones",
+    "zoo": "trained networks that come with codinet; adding one",
+    "results": "result tables, next to the paper's",
 }
 
 
+_HANDLER = "codinet.ascii"  # of characters that stdout lacks
+# Stand-ins for characters that an ASCII-only stdout does not have; all others are escaped.
+_ASCII = dict(zip("×–—·█“”’─│╭╮╰╯", 'x--.#""\'-|++++', strict=True)) | {"…": "...", "±": "+-", "→": "->"}
+
+
 def main(argv: list[str] | None = None) -> int:
-    try:
-        words = sys.argv[1:] if argv is None else argv
-        code = guarded(lambda: _dispatch(words))
-        sys.stdout.flush()  # here, not at exit, where a reader that has gone would be reported as an error
-        return code
-    except BrokenPipeError:
-        # Whoever read our output has gone; the rest of it goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    words = sys.argv[1:] if argv is None else argv
+    return guarded(lambda: _dispatch(words))
 
 
 def guarded(call: Callable[[], int]) -> int:
-    """The call's exit code; what is the user's to fix, said in one sentence, is 2."""
+    """Run a command and return its exit code: 2 for an error that the user can fix, which is printed in one line."""
+    _replace_closed_streams()
+    try:
+        with _any_text_on_stdout():
+            code = _guarded(call)
+            sys.stdout.flush()  # here, because at exit Python would report a failure as a bug
+        return code
+    except BrokenPipeError:
+        _discard_stdout()  # the reader has gone, so the rest of the output goes nowhere
+        return 141
+    except OSError as error:
+        _discard_stdout()
+        return _refused_by_system(error)
+
+
+def _guarded(call: Callable[[], int]) -> int:
     try:
         return call()
     except UserError as error:
@@ -58,21 +72,73 @@ def guarded(call: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         _tell("interrupted; a training run goes on with the same command and --resume.")
         return 130
+    except MemoryError:
+        _tell("The memory of this machine is too small for this; use a smaller --batch or smaller images.")
+        return 2
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What the system refuses wherever a path is looked at: a name too long, a folder that may not be entered.
-        _tell(f"{error.filename or 'a file'}: {error.strerror or error}; check the path.")
-        return 2
+        return _refused_by_system(error)
+
+
+def _refused_by_system(error: OSError) -> int:
+    """For example a file name that is too long, a folder without permission, a full disk."""
+    if error.filename is None:
+        _tell(f"{error.strerror or first_line(error)}; check where the output goes.")
+    else:
+        _tell(f"{error.filename}: {error.strerror}; check the path.")
+    return 2
+
+
+def _replace_closed_streams() -> None:
+    """Replace standard streams that are closed (`>&-`) by the null device.
+
+    In this order, because a stream takes the lowest free descriptor: it must not be that of a file opened later.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the process ends
+
+
+@contextlib.contextmanager
+def _any_text_on_stdout() -> Iterator[None]:
+    """Within, characters that the encoding of stdout lacks are replaced, and no error."""
+    stdout = sys.stdout
+    if not isinstance(stdout, io.TextIOWrapper):
+        yield
+        return
+    before = stdout.errors
+    stdout.reconfigure(errors=_HANDLER)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it flushes, too
+            stdout.reconfigure(errors=before)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of codecs."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return "".join(_ASCII.get(one) or one.encode("unicode_escape").decode() for one in text), error.end
+
+
+codecs.register_error(_HANDLER, _in_ascii)
+
+
+def _discard_stdout() -> None:
+    with contextlib.suppress(OSError):  # a stand-in for stdout has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(sentence: str) -> None:
     if _speaks():
-        print(f"codinet: {sentence}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"codinet: {one_line(sentence)}", file=sys.stderr, flush=True)
 
 
 def _speaks() -> bool:
-    """Whether this process tells what all of its machine come to."""
+    """Whether this process prints for all processes of its machine."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -97,7 +163,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def parse(kind: type, words: list[str], *, prog: str, default: Any = None) -> Any:
-    """The flags as a value of `kind`; None when help was asked for and printed."""
+    """The flags as a value of `kind`; None when help was requested and printed."""
     said = io.StringIO()
     known = {} if default is None else {"default": default}
     try:
@@ -114,4 +180,4 @@ def parse(kind: type, words: list[str], *, prog: str, default: Any = None) -> An
 def _overview() -> str:
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb:<{width}}  {what}" for verb, what in VERBS.items())
-    return f"{codinet.__doc__}\n\n{verbs}\n\ncodinet VERB --help tells a verb's flags."
+    return f"{codinet.__doc__}\n\n{verbs}\n\ncodinet VERB --help shows its flags."

@@ -1,7 +1,7 @@
 """What `make demo` runs: static, vanilla and CoDiNet on the embedded digits, at one budget.
 
-Leaves three run folders, a picture of who runs which block, and a report under --out, and prints a table. A second
-call shows what the first one made.
+Writes three run folders, a picture of which class runs which block, and a report under --out, and prints a table. A
+second call shows the results of the first.
 """
 
 import sys
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import tyro
 
 from codinet import files
 from codinet.backbones import ARCHITECTURES
-from codinet.cli import guarded
+from codinet.cli import guarded, parse
 from codinet.commands import report
 from codinet.commands.tables import print_table
 from codinet.config import RunConfig, resolve
@@ -40,7 +39,7 @@ def compare(out: Path, wanted: RunConfig) -> int:
     config = resolve(wanted)
     dataset = load(config.source, Path())
     kinds = {"static": as_static(config), "vanilla": as_vanilla(config), "codinet": config}
-    # On one core, whatever there is: images of 8×8 are too small for a GPU or a second thread to gain anything.
+    # One CPU thread: images of 8×8 pixels are too small for a GPU or a second thread to help.
     device = torch.device("cpu")
     torch.set_num_threads(1)
     found: dict[str, Evaluation] = {}
@@ -67,9 +66,14 @@ def compare(out: Path, wanted: RunConfig) -> int:
             for name, result in found.items()
         ],
     )
-    print(f"Which class runs which block: {picture}. The whole story: {out / 'report' / 'index.html'}.")
+    print(f"Which class runs which block: {picture}. The report: {out / 'report' / 'index.html'}.")
     return 0
 
 
+def main() -> int:
+    args = parse(Args, sys.argv[1:], prog="python -m codinet.demo")
+    return 0 if args is None else run(args)
+
+
 if __name__ == "__main__":
-    sys.exit(guarded(lambda: run(tyro.cli(Args, prog="python -m codinet.demo"))))
+    sys.exit(guarded(main))

@@ -1,8 +1,10 @@
-"""Where a figure was made: versions, device, commit. Goes into every run folder and results file."""
+"""Where a result was computed: versions, device, commit. Written into every run folder and results file."""
 
 import os
 import platform
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch
 import codinet
 from codinet.errors import UserError
 
+GIT_SECONDS = 10.0  # `git describe` takes milliseconds, but a network drive can stall it forever
+
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """What every figure carries with it: versions, commit, device."""
+    """Versions, commit and device, kept beside every result."""
     return {
         "codinet": codinet.__version__,
         "commit": commit(),
@@ -26,45 +30,60 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """A GPU's model; of others the kind."""
+    """The model of a GPU, or the kind of any other device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def commit() -> str | None:
-    """The source checkout's commit, marked when files differ from it; None for an installed package.
+    """The commit of the source checkout, marked when files differ from it; None for an installed package.
 
-    CODINET_COMMIT names it for a copy of the sources that has no history.
+    The variable CODINET_COMMIT replaces it, for a copy of the sources without history. None as well where git does not
+    answer within `GIT_SECONDS`.
     """
     if "CODINET_COMMIT" in os.environ:
         return os.environ["CODINET_COMMIT"]
     root = Path(codinet.__file__).parents[2]
     if not (root / ".git").exists():
         return None
+    words = ["git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    quiet = subprocess.DEVNULL
     try:
-        said = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
+        # In a session of its own, because git starts children, which have to be stopped with it.
+        process = subprocess.Popen(
+            words,
+            stdin=quiet,
+            stdout=subprocess.PIPE,
+            stderr=quiet,
             text=True,
+            errors="replace",
+            start_new_session=True,
         )
     except OSError:
         return None
-    return said.stdout.strip() or None
+    try:
+        return process.communicate(timeout=GIT_SECONDS)[0].strip() or None
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # a process that waits for a dead disk cannot be killed
+            process.communicate(timeout=1)
+        return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch has a class for a GPU's memory, and only words for the machine's."""
+    """Whether memory ran out. torch has an exception for a GPU's memory, but only a text for the CPU's."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def pick_device(name: str | None) -> torch.device:
-    """The device asked for, or the best one there is."""
+    """The device of that name, or the best one available."""
     if name is None:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # a device that cannot give a number back is of no use
-    except (RuntimeError, AssertionError) as error:
+        torch.ones(1, device=device).item()  # fails on devices that exist in name only, such as meta
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"There is no device {name!r} here; use --device cpu, or leave it out.") from error
     return device

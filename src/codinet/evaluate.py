@@ -4,6 +4,7 @@ Takes a network or any engine: a callable from images to `RoutedOutput`. Reads n
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from codinet.cost import CostTable
+from codinet.errors import UserError
 from codinet.model import in_evaluation
 from codinet.records import PathTable, RoutedOutput
 from codinet.relaxation import run_probability
@@ -20,14 +22,14 @@ from codinet.relaxation import run_probability
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a network does on a set of images."""
+    """The results of a network on a set of images."""
 
     accuracy: float  # percent
     loss: float  # mean cross entropy
-    macs: float  # mean multiply-adds an image, routers included
+    macs: float  # mean multiply-adds per image, routers included
     paper_gmaccs: float  # the same in the unit of the paper's tables
-    cost_share: float  # macs over the static network's
-    mean_blocks: float  # blocks run an image
+    cost_share: float  # macs divided by those of the static network
+    mean_blocks: float  # mean number of blocks run per image
     distinct_paths: int
     path_entropy: float  # bits, of the distribution over distinct paths
     always_on: int  # blocks that every image runs
@@ -37,7 +39,7 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """The figures without the table, ready for JSON."""
-        return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.name != "paths"}
+        return {name: getattr(self, name) for name in FIGURES}
 
     @property
     def collapsed(self) -> bool:
@@ -45,9 +47,38 @@ class Evaluation:
         return self.distinct_paths == 1
 
 
+# Every figure and its types in JSON, which may write a whole float as an int.
+FIGURES: dict[str, tuple[type, ...]] = {
+    entry.name: (int,) if entry.type is int else (int, float)
+    for entry in dataclasses.fields(Evaluation)
+    if entry.name != "paths"
+}
+
+
+_LARGEST = 2**53  # of any figure; multiply-adds are the largest
+
+
+def impossible_figure(figures: Any, blocks: int, names: Iterable[str] = tuple(FIGURES)) -> str | None:
+    """The first of `names` that is missing, or that no evaluation of a network of so many blocks can have.
+
+    None where all are possible: then they are finite numbers of the right type and range.
+    """
+    if not isinstance(figures, dict):
+        return "accuracy"
+    most = {"accuracy": 100, "mean_blocks": blocks, "always_on": blocks, "always_off": blocks, "path_entropy": blocks}
+    positive = ("macs", "paper_gmaccs", "cost_share", "distinct_paths", "n")
+    for name in names:
+        value: Any = figures.get(name)
+        if type(value) not in FIGURES[name] or not math.isfinite(value) or value < 0:
+            return name
+        if value > most.get(name, _LARGEST) or (name in positive and value == 0):
+            return name
+    return None
+
+
 @contextmanager
 def exact_inference() -> Iterator[None]:
-    """No gradients, and full float32: a GPU's shortened multiplications would flip decisions that are close."""
+    """No gradients, and full float32: with TF32, a GPU could decide close cases differently."""
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
 
@@ -57,15 +88,21 @@ def evaluate(
     loader: Iterable[tuple[torch.Tensor, torch.Tensor]],
     table: CostTable,
 ) -> Evaluation:
-    """Run `model` over (normalised images, labels) batches with hard decisions."""
+    """Run `model` over batches of (normalised images, labels) with hard decisions.
+
+    `UserError` where there are no batches, or labels do not fit the network.
+    """
     with in_evaluation(model), exact_inference():
         parts = [_batch(model(images), labels, table) for images, labels in loader]
+    if not parts:
+        raise UserError("There are no images to evaluate on; the loader must give at least one batch.")
     paths = PathTable(*(torch.cat(column).cpu() for column in zip(*(part[0] for part in parts), strict=True)))
     losses_T = torch.cat([part[1] for part in parts])
     return summarise(paths, table, loss=losses_T.double().mean().item())
 
 
 def _batch(output: RoutedOutput, labels_B: torch.Tensor, table: CostTable) -> tuple[PathTable, torch.Tensor]:
+    _require_labels(labels_B, *output.logits_BK.shape)
     confidence_B, prediction_B = output.logits_BK.softmax(dim=1).max(dim=1)
     rows = PathTable(
         path_TN=output.path_BN.to(torch.uint8),
@@ -78,8 +115,22 @@ def _batch(output: RoutedOutput, labels_B: torch.Tensor, table: CostTable) -> tu
     return rows, F.cross_entropy(output.logits_BK, labels_B, reduction="none")
 
 
+def _require_labels(labels_B: torch.Tensor, images: int, classes: int) -> None:
+    if labels_B.shape != (images,) or labels_B.dtype != torch.int64:
+        raise UserError(
+            f"Labels must be one int64 for each of the {images} images of a batch; got {labels_B.dtype} of shape "
+            f"{tuple(labels_B.shape)}."
+        )
+    # On a GPU this is not checked, because the host would have to wait.
+    if labels_B.is_cpu and images and not 0 <= int(labels_B.min()) <= int(labels_B.max()) < classes:
+        raise UserError(
+            f"Labels must be from 0 to {classes - 1}, the classes of the network; got labels from "
+            f"{int(labels_B.min())} to {int(labels_B.max())}."
+        )
+
+
 def summarise(paths: PathTable, table: CostTable, *, loss: float) -> Evaluation:
-    """The figures of a table of paths."""
+    """The evaluation that a table of paths gives."""
     rate_N = paths.path_TN.double().mean(dim=0)
     _, count_P = torch.unique(paths.path_TN, dim=0, return_counts=True)
     share_P = count_P.double() / len(paths.path_TN)

@@ -1,6 +1,6 @@
-"""How flags are read, shown and refused, beside tyro's own rules.
+"""How flags are parsed, shown and refused, in addition to tyro's own rules.
 
-Newer versions of tyro have markers for some of this; these rules serve the oldest that codinet works with, too.
+Newer versions of tyro have markers for some of this; these rules also work with the oldest version that we support.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _asked: set[type] = set()
 
 @READING.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """A flag that may be left out is shown, and refused, as if it had a value: FLOAT in the place of {None}|FLOAT."""
+    """Show and refuse an optional flag as if it were required: FLOAT instead of {None}|FLOAT."""
     kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
     if get_origin(info.type) not in (Union, UnionType) or NoneType not in get_args(info.type) or len(kinds) != 1:
         return None
@@ -42,10 +42,10 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 @READING.struct_rule
 def _flags(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """The flags of a dataclass as tyro finds them, each shown as `_shown` has it."""
+    """The flags of a dataclass as tyro finds them, each displayed as `_shown` says."""
     if not dataclasses.is_dataclass(info.type) or info.type in _asked:
         return None
-    _asked.add(info.type)  # or tyro's own rule, which is the next to be asked, would never be reached
+    _asked.add(info.type)  # or this rule would call itself instead of tyro's own rule
     try:
         found = ConstructorRegistry.get_struct_spec(info)
     finally:
@@ -56,8 +56,7 @@ def _flags(info: StructTypeInfo) -> StructConstructorSpec | None:
 
 
 def _shown(flag: StructFieldSpec) -> StructFieldSpec:
-    """A positional under its own name instead of its type's; of a default that is nothing no word, for the help text
-    has said what happens then."""
+    """Show a positional by its name instead of its type. Hide an empty default: the help text explains it."""
     kind, *about = get_args(flag.type) if get_origin(flag.type) is Annotated else (flag.type,)
     missing = flag.default is tyro.MISSING or flag.default is tyro.constructors.MISSING_NONPROP
     name = None
@@ -77,8 +76,8 @@ _REWORDED = {
 
 
 def one_sentence(box: str) -> str:
-    """tyro's message and the flag it thinks was meant, without frame, colours and help texts."""
-    parts: list[list[str]] = [[]]  # what stands before the first rule, between it and the second, …
+    """tyro's message and its suggestion, without frame, colours and help texts."""
+    parts: list[list[str]] = [[]]  # the lines before the first rule, between it and the second, …
     for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines():
         line = line.strip("│ ")
         if re.fullmatch(r"[─-]{3,}|[╭╰].*", line):

@@ -1,10 +1,12 @@
 import contextlib
 import io
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +68,56 @@ def test_tensors_fit_each_other(analysed: tuple[RunFolder, RunAnalysis], few: Da
     )
     share = found.tensors["same_path"].double().mean().item()
     assert found.figures["consistency"]["same_path"] == pytest.approx(share)
+
+
+def without(*names: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda content: {name: value for name, value in content.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "odd"),
+    [
+        ("figures", lambda figures: figures, None),
+        ("figures", without("swapped"), None),  # older analyses lack it
+        ("tensors", without("tsne", "group_tsne"), None),
+        ("figures", without("kl"), "kl"),
+        ("figures", lambda figures: {**figures, "images": "40"}, "images"),
+        ("figures", lambda figures: {**figures, "swapped": {"accuracy_any": []}}, "swapped.accuracy_any"),
+        ("figures", lambda figures: {**figures, "kl": {**figures["kl"], "mean": math.nan}}, "kl.mean"),
+        ("figures", lambda figures: {**figures, "kl": {**figures["kl"], "kinds": {"crop": 1}}}, "kl.kinds.crop"),
+        ("figures", lambda figures: {**figures, "embedding": {"groups": 40, "views": 0}}, "group_pca"),
+        ("figures", lambda figures: {**figures, "embedding": {"groups": 40, "views": -1}}, "embedding.views"),
+        ("tensors", without("pca"), "pca"),
+        ("tensors", lambda tensors: {**tensors, "pca": tensors["pca"][:, :1]}, "pca"),
+        ("tensors", lambda tensors: {**tensors, "pca": tensors["pca"] * math.inf}, "pca"),
+        ("tensors", lambda tensors: {**tensors, "kl": tensors["kl"].double()}, "kl"),
+        ("tensors", lambda tensors: {**tensors, "kl": tensors["kl"][:0]}, "kl"),
+        ("tensors", lambda tensors: {**tensors, "kind": tensors["kind"] + 9}, "kind"),
+        ("tensors", lambda tensors: {**tensors, "easiest": tensors["easiest"] + 40}, "easiest"),
+        ("tensors", lambda tensors: {**tensors, "shown_index": tensors["shown_index"].flip(0)}, "shown_index"),
+        ("tensors", lambda tensors: {**tensors, "shared": tensors["shared"] * 0 - 1}, "shared"),
+        ("tensors", lambda tensors: {**tensors, "run_rates": tensors["run_rates"].T.contiguous()}, "run_rates"),
+    ],
+)
+def test_an_analysis_that_is_not_whole_names_what_is_missing(
+    analysed: tuple[RunFolder, RunAnalysis],
+    part: str,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    odd: str | None,
+) -> None:
+    _, found = analysed
+    spoilt = replace(found, **{part: change(getattr(found, part))})
+    assert spoilt.misfit(routed=True, images=40, classes=10, blocks=9) == odd
+
+
+def test_an_analysis_that_is_not_whole_is_made_again(own_run: Path) -> None:
+    folder = RunFolder.open(own_run)
+    notes: list[str] = []
+    found = analysis_of(folder, request())
+    replace(found, figures=without("kl")(found.figures)).save(own_run)
+    again = analysis_of(folder, request(), note=notes.append)
+    assert again.figures == found.figures
+    assert notes == [f"{own_run / 'analysis.json'} is not an analysis of the run: kl does not fit. It is made again."]
 
 
 def test_horizontal_flips_are_compared_with_what_a_flip_gives(

@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from codinet.analysis.result import JSON, TENSORS, RunAnalysis
+from codinet.analysis.result import FORMAT, JSON, TENSORS, RunAnalysis, _digest
 from codinet.errors import UserError
+from codinet.files import DamagedError, save_tensors
 
 
 def some() -> RunAnalysis:
@@ -47,4 +49,16 @@ def test_changed_figures_and_tensors_are_found_out(tmp_path: Path) -> None:
     content[-1] ^= 1
     (tmp_path / TENSORS).write_bytes(content)
     with pytest.raises(UserError, match="damaged"):
+        RunAnalysis.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"figures": None}, {"figures": []}, {"made_from": 3}, {"made_from": {"seed": [1]}}],
+)
+def test_an_analysis_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    content = {"format": FORMAT, "made_from": {"seed": 0}, "figures": {}} | change
+    (tmp_path / JSON).write_text(json.dumps(content))
+    save_tensors(tmp_path / TENSORS, {"kl": torch.zeros(1)}, {"json": _digest(content)})
+    with pytest.raises(DamagedError, match=r"analysis\.json (is not an analysis|does not say what it was made from)"):
         RunAnalysis.load(tmp_path)

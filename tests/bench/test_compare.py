@@ -32,6 +32,7 @@ def test_a_network_of_somebody_elses_is_timed_against_its_static_form(batch: int
 
 @pytest.mark.parametrize("batch", [0, 3])
 def test_a_batch_that_the_images_do_not_give(batch: int) -> None:
-    model = make_dynamic(nn.Sequential(nn.Conv2d(3, 8, 1), Residual()), blocks=Residual, image_shape=(3, 8, 8))
+    module = nn.Sequential(nn.Conv2d(3, 8, 1), Residual(), nn.Flatten(), nn.Linear(8 * 64, 5))
+    model = make_dynamic(module, blocks=Residual, image_shape=(3, 8, 8))
     with pytest.raises(UserError, match=f"2 images do not give a batch of {batch}"):
         compare(model, torch.randn(2, 3, 8, 8), batch=batch)

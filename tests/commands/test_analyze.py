@@ -9,7 +9,7 @@ from codinet.cli import main
 
 
 def test_figures_are_a_table_for_people(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyze", str(own_run), "--no-tsne"]) == 0
+    assert main(["analyze", str(own_run), "--no-tsne", "--device", "cpu"]) == 0
     said = capsys.readouterr()
     assert "pairs with the same" in said.out
     assert "path entropy" in said.out
@@ -34,21 +34,35 @@ def test_json_is_one_document_and_the_second_time_is_quick(own_run: Path, capsys
 
 
 def test_tsne_is_laid_out_unless_told_otherwise(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyze", str(own_run), "--json"]) == 0
+    assert main(["analyze", str(own_run), "--json", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["embedding"]["tsne_points"] == 40
 
 
 def test_features_of_a_file_are_named(own_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "mine.npy", np.random.default_rng(0).random((40, 5)))
-    assert main(["analyze", str(own_run), "--features", str(tmp_path / "mine.npy"), "--no-tsne", "--json"]) == 0
+    assert (
+        main(
+            [
+                "analyze",
+                str(own_run),
+                "--features",
+                str(tmp_path / "mine.npy"),
+                "--no-tsne",
+                "--json",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["runs"][0]["correlation"]["features"] == "the file mine.npy"
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (["--images", "1"], "--images 1"),
-        (["--seed", "-1"], "--seed -1"),
+        (["--images", "1"], "--images must be 2 or more, got 1"),
+        (["--seed", "-1"], "--seed must be a whole number from 0 to 2147483647, got -1"),
         (["--features", "none.npy"], "none.npy"),
         (["--static", "nowhere"], "nowhere"),
         (["--features", "a.npy", "--static", "b"], "exclude each other"),
@@ -67,7 +81,7 @@ def test_wrong_flags_end_in_a_sentence(
 def test_nothing_and_the_same_twice_are_refused(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze"]) == 2
     assert "nothing to analyse" in capsys.readouterr().err
-    assert main(["analyze", str(own_run), str(own_run)]) == 2
+    assert main(["analyze", str(own_run), str(own_run), "--device", "cpu"]) == 2
     assert "twice" in capsys.readouterr().err
 
 
@@ -83,7 +97,7 @@ def test_damaged_folders_end_in_a_sentence(
 ) -> None:
     file = own_run / name
     file.write_bytes(file.read_bytes()[:20]) if how == "cut" else file.unlink()
-    assert main(["analyze", str(own_run), "--no-tsne"]) == 2
+    assert main(["analyze", str(own_run), "--no-tsne", "--device", "cpu"]) == 2
     assert capsys.readouterr().err.count("Traceback") == 0
 
 
@@ -91,7 +105,7 @@ def test_a_full_disk_leaves_no_half_analysis(
     own_run: Path, disk_of: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with disk_of(100):
-        assert main(["analyze", str(own_run), "--no-tsne"]) == 0
+        assert main(["analyze", str(own_run), "--no-tsne", "--device", "cpu"]) == 0
     said = capsys.readouterr()
     assert "The analysis is not kept: Could not write" in said.err
     assert "pairs with the same path" in said.out

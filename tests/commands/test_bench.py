@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def _verb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
-    assert cli.main(["bench", *words, "--rounds", "2", "--images", "4", "--json"]) == 0
+    assert cli.main(["bench", *words, "--rounds", "2", "--images", "4", "--json", "--device", "cpu"]) == 0
     return json.loads(capsys.readouterr().out)["rows"]
 
 
@@ -55,20 +56,33 @@ def test_a_run_without_its_data_routes_at_its_own_rates(
     monkeypatch.setattr(RunFolder, "load_dataset", missing)
     monkeypatch.setattr(RunFolder, "load_paths", (lambda _folder: paths) if has_paths else missing)
     monkeypatch.setattr(RunFolder, "load_evaluation", lambda _folder: {"mean_blocks": 4.5})
-    run(Args(str(finished_run), batch=(8,), engines=("gather",), rounds=1, images=8, json=True))
+    run(Args(str(finished_run), batch=(8,), engines=("gather",), rounds=1, images=8, json=True, device="cpu"))
     said = capsys.readouterr()
-    assert "paths drawn at the rates of the run's own (0.50 in the mean), because its data is missing" in said.err
+    assert "paths drawn at the run's own rates (mean 0.50), because its data is missing" in said.err
     assert "The data is gone." in said.err
     (row,) = (row for row in json.loads(said.out)["rows"] if row["engine"] == "gather")
     assert 1.7 < row["mac_speedup"] < 2.1
-    run(Args(str(finished_run), run_rate=1.0, batch=(8,), engines=("gather",), rounds=1, images=8, json=True))
+    run(
+        Args(
+            str(finished_run),
+            run_rate=1.0,
+            batch=(8,),
+            engines=("gather",),
+            rounds=1,
+            images=8,
+            json=True,
+            device="cpu",
+        )
+    )
     (row,) = (row for row in json.loads(capsys.readouterr().out)["rows"] if row["engine"] == "gather")
     assert row["mac_speedup"] < 1
 
 
 def test_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    run(Args("resnet20", batch=(2,), engines=("gather",), rounds=1, images=2, plot=tmp_path / "bench.png"))
+    run(
+        Args("resnet20", batch=(2,), engines=("gather",), rounds=1, images=2, plot=tmp_path / "bench.png", device="cpu")
+    )
     assert "realised" in capsys.readouterr().out
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
@@ -77,10 +91,11 @@ def test_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("words", "said"),
     [
         (["resnet21"], "perhaps you meant resnet"),
-        (["resnet20", "--run-rate", "1.5"], "no share"),
-        (["resnet20", "--batch", "0"], "--batch 0"),
-        (["resnet20", "--rounds", "0"], "--rounds 0"),
-        (["resnet20", "--threshold", "2"], "no probability"),
+        (["resnet20", "--run-rate", "1.5"], "--run-rate must be a number from 0 to 1, got 1.5"),
+        (["resnet20", "--batch", "0"], "--batch must be 1 or more, got 0"),
+        (["resnet20", "--rounds", "0"], "--rounds must be 1 or more, got 0"),
+        (["resnet20", "--threads", "1000000"], "--threads must be at most 1024, got 1000000"),
+        (["resnet20", "--threshold", "2"], "--threshold must be a number from 0 to 1, got 2"),
         (["resnet20", "--engines", "brunch"], "perhaps you meant branch"),
         (["resnet20", "--precision", "bfloat16"], "measured in float32"),
         (["resnet20", "--precision", "float61"], "perhaps you meant float16"),
@@ -94,14 +109,20 @@ def test_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["resnet20", "--train", "--run-rate", "0.5"], "--run-rate is about inference"),
         (["resnet20", "--train", "--threshold", "0.4"], "--threshold is about inference"),
         (["resnet20", "--train", "--batch", "1"], "--batch 1 is too small"),
-        (["resnet20", "--train", "--views", "1"], "--views 1"),
+        (["resnet20", "--train", "--views", "1"], "--views must be 2 or more"),
         (["resnet20", "--train", "--modes", "graph"], "needs a CUDA device"),
-        (["resnet20", "--train", "--router", "gru"], "no router known"),
+        (["resnet20", "--train", "--router", "gru"], "Unknown router 'gru'"),
         (["resnet21", "--train"], "perhaps you meant resnet"),
     ],
 )
-def test_what_is_wrong_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", *words]) == 2
+def test_what_is_wrong_is_said(
+    words: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    memory_of: Callable[[int], AbstractContextManager[None]],
+) -> None:
+    with memory_of(2**36):
+        assert cli.main(["bench", *words, "--device", "cpu"]) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""
@@ -115,19 +136,20 @@ def test_a_static_run_has_static_rows_alone(
     rows = answer(capsys, str(tmp_path / "static"), "--batch", "1")
     assert all(row["engine"].startswith("static") for row in rows)
     for words, said in (("--run-rate 0.5", "is static; leave it out"), ("--router cnn", "routers of its own")):
-        assert cli.main(["bench", str(tmp_path / "static"), *words.split()]) == 2
+        assert cli.main(["bench", str(tmp_path / "static"), *words.split(), "--device", "cpu"]) == 2
         assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("images", [1, 3])
 def test_a_rate_is_met_by_few_images_too(images: int, capsys: pytest.CaptureFixture[str]) -> None:
-    run(Args("resnet20", batch=(1,), engines=("branch",), rounds=1, images=images, json=True))
+    run(Args("resnet20", batch=(1,), engines=("branch",), rounds=1, images=images, json=True, device="cpu"))
     (row,) = (row for row in json.loads(capsys.readouterr().out)["rows"] if row["engine"] == "branch")
     assert 1.7 < row["mac_speedup"] < 2.3  # four or five of nine blocks
 
 
 def test_figures_are_told_before_a_picture_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "resnet14", "--batch", "1", "--rounds", "1", "--images", "1", "--engines", "branch", "--json"]
+    words += ["--device", "cpu"]
     assert cli.main([*words, "--plot", str(tmp_path / "none" / "x.png")]) == 2
     said = capsys.readouterr()
     assert json.loads(said.out)["rows"]
@@ -148,7 +170,12 @@ def test_training(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_training_in_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "resnet20", "--train", "--batch", "2", "--rounds", "1", "--amp", "--json"]) == 0
+    assert (
+        cli.main(
+            ["bench", "resnet20", "--train", "--batch", "2", "--rounds", "1", "--amp", "--json", "--device", "cpu"]
+        )
+        == 0
+    )
     assert {row["precision"] for row in json.loads(capsys.readouterr().out)["rows"]} == {"bfloat16"}
     assert defaults(["--device", "cuda:0"]).amp
     assert not defaults(["resnet20", "--device=cpu"]).amp

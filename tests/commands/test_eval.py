@@ -156,9 +156,9 @@ def test_a_budget_is_met_without_training(own_run: Path, capsys: Said) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--budget", "0.5", "0"], "A budget of 0 is no share of the static cost"),
-        (["--curve", "0.5", "2"], "--curve 2 is no probability"),
-        (["--plot", "curve.png"], "--plot draws the curve, and there is none"),
+        (["--budget", "0.5", "0"], "budget must be a finite number above 0 and of at most 1, got 0.0"),
+        (["--curve", "0.5", "2"], "--curve must be a number from 0 to 1, got 2"),
+        (["--plot", "curve.png"], "--plot draws a curve; add --curve or --budget"),
     ],
 )
 def test_a_curve_that_cannot_be(finished_run: Path, capsys: Said, words: list[str], sentence: str) -> None:

@@ -57,7 +57,7 @@ def test_without_its_data_random_images_must_do(
     (own_run / "config.json").write_text(json.dumps(config))
     assert cli.main(["export", str(own_run), "--out", str(tmp_path / "model.onnx")]) == 0
     captured = capsys.readouterr()
-    assert "random images alone" in captured.err
+    assert "random images only" in captured.err
     assert "0 of them real" in captured.out
 
 
@@ -65,10 +65,10 @@ def test_without_its_data_random_images_must_do(
     ("words", "said"),
     [
         (["--out", "model.pt"], ".onnx"),
-        (["--out", "m.onnx", "--path", "10102"], "0 and 1"),
+        (["--out", "m.onnx", "--path", "10102"], "--path must have one digit per block"),
         (["--out", "m.onnx", "--path", "101"], "9 digits"),
         (["--out", "m.onnx", "--path", "101010101", "--kind", "masked"], "static file only"),
-        (["--out", "m.onnx", "--threshold", "7"], "no probability"),
+        (["--out", "m.onnx", "--threshold", "7"], "--threshold must be a number from 0 to 1"),
         (["--out", "m.onnx", "--opset", "3"], "Opset 3"),
         (["--out", "m.onnx", "--kind", "dynamic"], "--kind"),
         (["--out", "nowhere/m.onnx"], "Could not write"),

@@ -19,7 +19,7 @@ def reported(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     run = shutil.copytree(finished_run, tmp_path_factory.mktemp("reports") / "run")
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        assert main(["report", str(run), "--no-tsne", "--json"]) == 0
+        assert main(["report", str(run), "--no-tsne", "--json", "--device", "cpu"]) == 0
     return run, out.getvalue(), err.getvalue()
 
 
@@ -37,7 +37,7 @@ def test_what_was_analysed_is_not_analysed_again(
     reported: tuple[Path, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _, _ = reported
-    assert main(["report", str(run), "--out", str(tmp_path / "deep" / "er")]) == 0
+    assert main(["report", str(run), "--out", str(tmp_path / "deep" / "er"), "--device", "cpu"]) == 0
     said = capsys.readouterr()
     assert "augmented images" not in said.err
     assert "index.html" in said.out
@@ -49,11 +49,11 @@ def test_a_report_lists_what_it_made_and_removes_what_an_earlier_one_left(
 ) -> None:
     out, figures = tmp_path / "report", tmp_path / "report" / "figures"
     other = shutil.copytree(reported[0], tmp_path / "other")
-    assert main(["report", str(other), str(reported[0]), "--out", str(out)]) == 0
+    assert main(["report", str(other), str(reported[0]), "--out", str(out), "--device", "cpu"]) == 0
     assert (figures / "effort-other.png").exists()
     (figures / "effort-mine.png").write_text("somebody's own")
     capsys.readouterr()
-    assert main(["report", str(reported[0]), "--out", str(out), "--json"]) == 0
+    assert main(["report", str(reported[0]), "--out", str(out), "--json", "--device", "cpu"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["figures"] == sorted(file.name for file in figures.iterdir() if file.name != "effort-mine.png")
     assert "effort-run.svg" in said["figures"]
@@ -66,7 +66,7 @@ def test_features_come_from_a_static_run_that_stands_beside(
 ) -> None:
     assert main(train_words(tmp_path / "plain", "--no-routed")) == 0
     capsys.readouterr()
-    assert main(["report", str(own_run), str(tmp_path / "plain"), "--no-tsne"]) == 0
+    assert main(["report", str(own_run), str(tmp_path / "plain"), "--no-tsne", "--device", "cpu"]) == 0
     page = (own_run / "report" / "index.html").read_text()
     assert "the last layer of the static run plain" in page
     assert "your static nets" in page
@@ -76,11 +76,11 @@ def test_a_collapsed_network_has_a_report_too(own_run: Path, capsys: pytest.Capt
     tensors, about = files.load_tensors(own_run / "model.safetensors")
     still = {name: torch.zeros_like(tensor) if "router" in name else tensor for name, tensor in tensors.items()}
     files.save_tensors(own_run / "model.safetensors", still, about)
-    assert main(["eval", str(own_run), "--json"]) == 0
+    assert main(["eval", str(own_run), "--json", "--device", "cpu"]) == 0
     evaluation = json.loads(capsys.readouterr().out)
     assert evaluation["distinct_paths"] == 1
     files.write_json(own_run / "evaluation.json", evaluation)
-    assert main(["report", str(own_run)]) == 0
+    assert main(["report", str(own_run), "--device", "cpu"]) == 0
     figures = json.loads((own_run / "analysis.json").read_text())["figures"]
     assert figures["consistency"]["same_path"] == 1
     assert figures["correlation"]["pcc_relaxed"] is figures["correlation"]["pcc_hard"] is None
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_said(
     reported: tuple[Path, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert main(["report", str(reported[0]), "--out", str(tmp_path / "file" / "report")]) == 2
+    assert main(["report", str(reported[0]), "--out", str(tmp_path / "file" / "report"), "--device", "cpu"]) == 2
     assert "choose another --out" in capsys.readouterr().err
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_cannot_be_written_is_reported_on_elsewhere(
     own_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (own_run / "analysis.safetensors").mkdir()  # which no file can replace
-    assert main(["report", str(own_run), "--no-tsne", "--out", str(tmp_path / "report")]) == 0
+    assert main(["report", str(own_run), "--no-tsne", "--out", str(tmp_path / "report"), "--device", "cpu"]) == 0
     assert "The analysis is not kept: Could not write" in capsys.readouterr().err
     assert (tmp_path / "report" / "index.html").exists()
 
@@ -111,19 +111,19 @@ def test_damaged_metrics_are_shown_as_far_as_they_go(
     run = shutil.copytree(reported[0], tmp_path / "run")
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b"[1]\n\xff\n")
-    assert main(["report", str(run), "--no-tsne"]) == 0
+    assert main(["report", str(run), "--no-tsne", "--device", "cpu"]) == 0
 
 
 def test_unfinished_damaged_and_missing_runs_are_said(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report"]) == 2
     assert "nothing to report on" in capsys.readouterr().err
-    assert main(["report", str(own_run / "none")]) == 2
+    assert main(["report", str(own_run / "none"), "--device", "cpu"]) == 2
     assert "no run folder" in capsys.readouterr().err
     (own_run / "evaluation.json").write_text('{"accuracy": "high"}')
-    assert main(["report", str(own_run), "--no-tsne"]) == 2
+    assert main(["report", str(own_run), "--no-tsne", "--device", "cpu"]) == 2
     assert "evaluation.json" in capsys.readouterr().err
     (own_run / "evaluation.json").unlink()
-    assert main(["report", str(own_run)]) == 2
+    assert main(["report", str(own_run), "--device", "cpu"]) == 2
     assert "not finished" in capsys.readouterr().err
 
 
@@ -136,5 +136,5 @@ def test_without_matplotlib_it_says_what_to_install(
     for name in [name for name in sys.modules if name.startswith("codinet.report")]:
         monkeypatch.delitem(sys.modules, name)
     hide_package("matplotlib")
-    assert main(["report", str(own_run)]) == 2
+    assert main(["report", str(own_run), "--device", "cpu"]) == 2
     assert "codinet[plot]" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def test_how_paths_follow_images(
     assert main(train_words(static, "--no-routed")) == 0
     add = ["add", str(run), "--table", "routing", "--results", str(folder)]
     capsys.readouterr()
-    assert f"{run} is not analysed" in refused(capsys, *add)
+    assert f"{run} has no analysis" in refused(capsys, *add)
     for words, features in (([], "own last layer"), (["--static", str(static)], "a static run's last layer")):
         assert main(["analyze", str(run), "--no-tsne", "--device", "cpu", *words]) == 0
         assert main(["results", *add]) == 0
@@ -71,8 +71,8 @@ def test_how_paths_follow_images(
     [
         (["add"], "There is nothing to add"),
         (["add", "no/such/run"], "There is no run folder no/such/run"),
-        (["add", "RUN", "--table", "ablatoin"], "'ablatoin' is no table known here (perhaps you meant ablation)"),
-        (["add", "zoo:x"], "is no folder to work in"),
+        (["add", "RUN", "--table", "ablatoin"], "Unknown table 'ablatoin' (perhaps you meant ablation)"),
+        (["add", "zoo:x"], "is not a folder; unpack it"),
         (["render", "RUN"], "render takes no runs"),
         (["render", "--results", "no/such/folder"], "There is no folder no/such/folder"),
     ],

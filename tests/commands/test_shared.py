@@ -3,6 +3,7 @@ import json
 import pytest
 
 from codinet.commands.shared import figures, flag_value, print_json
+from codinet.errors import UserError
 
 Said = pytest.CaptureFixture[str]
 
@@ -25,6 +26,19 @@ def test_of_a_flag_that_is_given_again_the_last_value_counts(words: list[str], v
 def test_json_keeps_every_digit(capsys: Said) -> None:
     print_json({"share": 0.1 + 0.2})
     assert json.loads(capsys.readouterr().out)["share"] == 0.1 + 0.2
+
+
+def test_json_has_finite_numbers_only(capsys: Said) -> None:
+    with pytest.raises(UserError, match=r"predictions\.1\.confidence is nan, and JSON has finite numbers only"):
+        print_json({"predictions": [{"confidence": 0.5}, {"confidence": float("nan")}]})
+    assert capsys.readouterr().out == ""
+
+
+def test_names_that_are_not_unicode_are_escaped_in_json(capsys: Said) -> None:
+    print_json({"file": "caf\udce9", "\udcff": ("é🦆",)})
+    said = capsys.readouterr().out
+    assert said.isascii()
+    assert json.loads(said) == {"file": r"caf\udce9", r"\udcff": ["é🦆"]}
 
 
 def test_figures_name_their_units() -> None:

@@ -159,9 +159,9 @@ def test_the_papers_plans_are_listed(capsys: Said) -> None:
         (["digits", "--data-path", "x"], "--data-path is for tables"),
         (["digit"], "no data set, folder or .npz file"),
         (["paper-table-comparison-imagenet"], "needs an image folder"),
-        (["paper-table-x"], "no table or figure of the paper"),
+        (["paper-table-x"], "Unknown table or figure of the paper"),
         (["digits", "--method", "none"], "--method"),
-        (["digits", "--workers", "0"], "--workers 0"),
+        (["digits", "--workers", "0"], "--workers must be 1 or more, got 0"),
     ],
 )
 def test_what_is_the_users_to_fix_is_said_before_anything_is_trained(
@@ -176,7 +176,7 @@ def test_what_is_the_users_to_fix_is_said_before_anything_is_trained(
 def test_devices_of_different_kinds_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
     monkeypatch.setattr(command, "pick_device", torch.device)
     assert main(["sweep", "digits", "--device", "cpu", "meta"]) == 2
-    assert "name one kind" in capsys.readouterr().err
+    assert "--device must name devices of one kind" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_told_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:

@@ -126,7 +126,7 @@ def test_a_run_goes_on_with_the_same_words_and_resume(
 ) -> None:
     assert main(train_words(finished_run, "--resume")) == 0
     said = capsys.readouterr()
-    assert "finished already" in said.err
+    assert "already finished" in said.err
     assert main(train_words(tmp_path / "new", "--resume")) == 0  # where there is none, it is begun
 
 
@@ -166,7 +166,7 @@ def test_a_run_from_before_paths_were_absolute_goes_on(
     with np.load("few.npz") as file:
         np.savez(own_run.parent / "other.npz", **{**file, "x_train": 255 - file["x_train"]})
     assert main(train_words(own_run, "--resume", source=own_run.parent / "other.npz")) == 2
-    assert "was begun on other data than other holds now" in capsys.readouterr().err
+    assert "was started on other data than other holds now" in capsys.readouterr().err
     assert main(train_words(own_run, "--resume", source="digits")) == 2
     assert "source was few.npz, now digits" in capsys.readouterr().err
 

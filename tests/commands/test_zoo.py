@@ -50,9 +50,9 @@ def test_a_run_is_added_and_listed(empty_zoo: Path, digits_run: Path, capsys: Sa
         (["list", "foo"], "list shows all there are, and does not take 'foo'; leave it out."),
         (["add"], "Say which run to add and what to call it"),
         (["add", "RUN"], "Say which run to add and what to call it"),
-        (["add", "RUN", "--name", NAME], f"The zoo has a {NAME} already"),
+        (["add", "RUN", "--name", NAME], f"The zoo already has {NAME}"),
         (["add", "no/such/run", "--name", "x"], "There is no run folder no/such/run"),
-        (["add", f"zoo:{NAME}", "--name", "x"], "is no folder to work in"),
+        (["add", f"zoo:{NAME}", "--name", "x"], "is not a folder; unpack it"),
         (["unpack", NAME], "Say which network to unpack and where"),
         (["unpack", "digits-resnet20", "--out", "x"], f"perhaps you meant {NAME}"),
     ],
@@ -113,7 +113,21 @@ def test_predict_export_and_bench_take_it(zoo: Path, tmp_path: Path, capsys: Sai
     assert len(answer["path"]) == 9
     exported = told(capsys, "export", entry, "--out", str(tmp_path / "model.onnx"))
     assert exported["checked_real"] == 64
-    rows = told(capsys, "bench", entry, "--batch", "1", "--rounds", "2", "--images", "2", "--engines", "branch")["rows"]
+    rows = told(
+        capsys,
+        "bench",
+        entry,
+        "--batch",
+        "1",
+        "--rounds",
+        "2",
+        "--images",
+        "2",
+        "--engines",
+        "branch",
+        "--device",
+        "cpu",
+    )["rows"]
     assert "branch" in {row["engine"] for row in rows}
 
 
@@ -122,7 +136,7 @@ def test_predict_export_and_bench_take_it(zoo: Path, tmp_path: Path, capsys: Sai
 )
 def test_a_name_that_is_not_there_is_one_sentence(zoo: Path, words: list[str], capsys: Said) -> None:
     words = ["zoo:digits-resnet20" if word == "RUN" else word for word in words]
-    assert "'digits-resnet20' is no network of the zoo" in refused(capsys, *words)
+    assert "Unknown network of the zoo 'digits-resnet20'" in refused(capsys, *words)
 
 
 def test_the_explorer_shows_it(zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:

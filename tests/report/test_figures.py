@@ -1,6 +1,8 @@
 """Figures hold what they were given; how they look is for eyes."""
 
+import html
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from codinet.records import PathTable
-from codinet.report import figures, figures_consistency, figures_images, figures_space, figures_training
+from codinet.report import figures, figures_consistency, figures_images, figures_space, figures_training, svg
 from codinet.report.style import COLOURS, INK
 from codinet.report.svg import png
 
@@ -122,7 +124,9 @@ def test_an_images_augmentations_share_a_colour() -> None:
 
 
 def test_training_draws_both_stages_and_survives_gaps() -> None:
-    rows = [{"stage": "joint", "epoch": 1, "accuracy": 50.0, "loss": 2.0, "cost_share": 0.9, "distinct_paths": 3}]
+    rows: list[dict[str, Any]] = [
+        {"stage": "joint", "epoch": 1, "accuracy": 50.0, "loss": 2.0, "cost_share": 0.9, "distinct_paths": 3}
+    ]
     rows += [{"stage": "finetune", "epoch": 1, "accuracy": 60.0, "loss": 1.0, "cost_share": 0.6, "distinct_paths": 4}]
     figure = figures_training.training({"run": rows, "bare": [{"stage": "static", "accuracy": 9.0}], "none": []})
     assert "stage 2" in texts(figure)
@@ -143,3 +147,22 @@ def test_strips_hold_grey_and_coloured_images() -> None:
 def test_pyplot_is_never_loaded_and_the_ink_is_no_mark() -> None:
     assert "matplotlib.pyplot" not in sys.modules
     assert INK not in COLOURS  # or marks would turn into the page's text colour
+
+
+@pytest.mark.parametrize("name", ["a$b^$c", "$", "日本", "x\x1b[31m", "a_b^{", "\\frac{"])
+def test_any_name_can_be_drawn(name: str) -> None:
+    figure = figures.path_numbers({name: 3}, {name: 1.0})
+    assert name in html.unescape(svg.draw(figure))
+    assert png(figure).startswith(b"\x89PNG")
+
+
+def test_metrics_with_missing_values_are_drawn_without_them() -> None:
+    rows: list[dict[str, Any]] = [
+        {"stage": "joint", "accuracy": 50.0, "loss": None},
+        {"stage": "finetune", "accuracy": None},
+        {},
+    ]
+    figure = figures_training.training({"run": rows})
+    assert svg.draw(figure)
+    lines = [line for line in figure.axes[0].lines if np.size(line.get_xdata())]
+    assert [np.asarray(line.get_ydata()).tolist() for line in lines] == [[50.0]]

@@ -66,7 +66,7 @@ def test_networks_of_the_zoo_are_refused(make_run: Make) -> None:
 
 
 def test_an_unknown_table_is_told(make_run: Make) -> None:
-    with pytest.raises(UserError, match=r"'ablations' is no table known here \(perhaps you meant ablation\)"):
+    with pytest.raises(UserError, match=r"Unknown table 'ablations' \(perhaps you meant ablation\)"):
         record_of(RunFolder.open(make_run("one")), ["ablations"])
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_may_not_be_looked_into_is_said(
         return look(folder)
 
     monkeypatch.setattr(os, "listdir", listdir)
-    with pytest.raises(UserError, match=r"a cannot be looked into: Permission denied; name the runs to add"):
+    with pytest.raises(UserError, match=r"a cannot be read: Permission denied; name the runs to add"):
         find_runs([tmp_path / "runs"])
 
 
@@ -162,22 +162,28 @@ def test_a_record_from_before_a_setting_has_its_default(make_run: Make, tmp_path
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 9}, "is no result that this version reads"),
-        ({"name": "other"}, "is no result that this version reads"),
-        ({"accuracy": None}, "is no whole result"),
-        ({"tables": ["results"]}, "is no whole result"),
-        ({"tables": {"results": 3}}, "is no whole result"),
-        ({"epochs": None}, "is no whole result"),
-        ({"finetune": "20"}, "is no whole result"),
-        ({"budget": "0.57"}, "is no whole result"),
-        ({"method": "magic"}, "is no whole result"),
-        ({"versions": None}, "is no whole result"),
-        ({"versions": {"torch": 2}}, "is no whole result"),
-        ({"wall_s": "long"}, "is no whole result"),
-        ({"device": 3}, "is no whole result"),
+        ({"format": 9}, "is not a result that this version reads"),
+        ({"name": "other"}, "is not a result that this version reads"),
+        ({"accuracy": None}, "is not a complete result"),
+        ({"tables": ["results"]}, "is not a complete result"),
+        ({"tables": {"results": 3}}, "is not a complete result"),
+        ({"epochs": None}, "is not a complete result"),
+        ({"finetune": "20"}, "is not a complete result"),
+        ({"budget": "0.57"}, "is not a complete result"),
+        ({"method": "magic"}, "is not a complete result"),
+        ({"versions": None}, "is not a complete result"),
+        ({"versions": {"torch": 2}}, "is not a complete result"),
+        ({"wall_s": "long"}, "is not a complete result"),
+        ({"device": 3}, "is not a complete result: device does not fit"),
+        ({"accuracy": 120.0}, "is not a complete result: accuracy does not fit"),
+        ({"macs": 0}, "is not a complete result: macs does not fit"),
+        ({"n": [1]}, "is not a complete result: n does not fit"),
+        ({"wall_s": -1.0}, "is not a complete result: wall_s does not fit"),
+        ({"arch": "resnet9"}, "is not a complete result: arch does not fit"),
+        ({"arch": "resnet32", "mean_blocks": 1}, "its network is resnet110, and that of the record resnet32"),
         ({"config": {}}, r"json holds no run's config \(.*missing entries data, losses"),
-        ({"config": 3}, "is no whole result"),
-        ({"tables": {"reslts": "x"}}, r"'reslts' is no table .*perhaps you meant results"),
+        ({"config": 3}, "is not a complete result"),
+        ({"tables": {"reslts": "x"}}, r"Unknown table in .* 'reslts' \(perhaps you meant results"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(
@@ -193,7 +199,7 @@ def test_a_file_of_another_kind_is_refused(
 def test_what_a_page_shows_must_be_there(make_run: Make, tmp_path: Path, key: str) -> None:
     (file,) = keep([record_of(RunFolder.open(make_run("one")), ["results"])], tmp_path)
     write_json(file, {name: value for name, value in read_json(file).items() if name != key})
-    with pytest.raises(DamagedError, match=rf"{file.name} is no whole result"):
+    with pytest.raises(DamagedError, match=rf"{file.name} is not a complete result"):
         read(file)
 
 
@@ -201,8 +207,11 @@ def test_what_a_page_shows_must_be_there(make_run: Make, tmp_path: Path, key: st
     ("change", "words"),
     [
         (lambda config: {**config, "magic": {}}, "unknown or missing entries magic"),
-        (lambda config: {**config, "network": {**config["network"], "router": "none"}}, "router holds 'none'"),
-        (lambda config: {**config, "losses": None}, "losses should hold named values"),
+        (
+            lambda config: {**config, "network": {**config["network"], "router": "none"}},
+            "router must be one of fc, cnn, rnn, got 'none'",
+        ),
+        (lambda config: {**config, "losses": None}, "losses must hold named values"),
     ],
 )
 def test_a_config_of_another_kind_is_refused(

@@ -44,8 +44,7 @@ def test_other_tables_ask_for_no_analysis(make_run: Make, analyse: Make) -> None
 def test_a_run_that_is_not_analysed_is_refused(make_run: Make) -> None:
     with pytest.raises(
         UserError,
-        match=r"one is not analysed with the weights and data that it has, which the table routing needs; analyse it "
-        r"with codinet analyze .*one",
+        match=r"one has no analysis of its weights and data, .* routing needs; make one with codinet analyze .*one",
     ):
         routing(make_run("one"))
 
@@ -53,7 +52,7 @@ def test_a_run_that_is_not_analysed_is_refused(make_run: Make) -> None:
 def test_an_analysis_of_other_weights_is_refused(make_run: Make, analyse: Make) -> None:
     run = analyse(make_run("one"))
     (run / "model.safetensors").write_text("others")
-    with pytest.raises(UserError, match="is not analysed with the weights and data that it has"):
+    with pytest.raises(UserError, match="has no analysis of its weights and data"):
         routing(run)
     (run / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"model.safetensors cannot be read \(No such file or directory\)"):
@@ -111,7 +110,7 @@ def test_half_an_analysis_is_no_whole_result(
     record = routing(analyse(make_run("one")))
     for analysis in ({**record["analysis"], **change}, None):
         (file,) = keep([{**record, "analysis": analysis}], tmp_path / str(analysis is None))
-        with pytest.raises(DamagedError, match="is no whole result"):
+        with pytest.raises(DamagedError, match="is not a complete result"):
             read(file)
 
 

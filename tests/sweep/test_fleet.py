@@ -51,7 +51,7 @@ def test_failing_and_dying_workers_leave_the_others_alone_and_are_tried_again(
     assert [result.name for result in outcome.results] == names[3:]
     assert outcome.failures == {
         names[0]: "The disk is full; free some.",
-        names[1]: "its process was ended by SIGKILL, perhaps for want of memory",
+        names[1]: "its process was ended by SIGKILL, perhaps because memory ran out",
         names[2]: "exit code 1: RuntimeError: a bug",
     }
     assert "Traceback" in (out / f"{names[2]}.log").read_text()
@@ -149,6 +149,49 @@ def test_ctrl_c_ends_the_workers_even_one_that_does_not_listen(planned: list[Pla
     assert len(run(out, planned, workers=2, command=whole).results) == 4
 
 
+def test_a_worker_that_stalls_is_mentioned_stopped_and_tried_again(
+    planned: list[Planned], fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "SILENT_MINUTES", 0.2 / 60)
+    stalled, lively = planned[:2]
+    out, command = fakes(
+        {
+            stalled.name: "import os, time; print(os.getpid(), flush=True); time.sleep(600)",
+            lively.name: "import time\nfor _ in range(25): print(1, flush=True); time.sleep(0.2)\nraise SystemExit(3)",
+        }
+    )
+    mentioned: list[str] = []
+
+    class Listening(Progress):
+        def silent(self, run: Planned, minutes: float) -> None:
+            mentioned.append(run.name)
+
+    outcome = run(out, planned, workers=4, command=command, progress=Listening(), stall_minutes=3 / 60)
+    assert outcome.failures[stalled.name] == "it made no progress for 0.05 minutes and was stopped (--stall-minutes)"
+    assert outcome.failures[lively.name].startswith("exit code 3")  # which took longer, and was left alone
+    assert len(outcome.results) == 2
+    assert stalled.name in mentioned
+    process = int(log_of(out, stalled).read_text().splitlines()[1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    _, whole = fakes()
+    assert len(run(out, planned, workers=2, command=whole).results) == 4
+
+
+@pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
+def test_a_sweep_waits_for_a_time_above_zero(planned: list[Planned], fakes: Fakes, minutes: float) -> None:
+    out, command = fakes()
+    with pytest.raises(UserError, match="--stall-minutes must be a number above 0, got"):
+        run(out, planned, command=command, stall_minutes=minutes)
+
+
+def test_a_log_that_was_removed_leaves_the_exit_code(planned: list[Planned], fakes: Fakes) -> None:
+    out, _ = fakes()
+    remove = f"import os; os.unlink({str(log_of(out, planned[0]))!r}); raise SystemExit(3)"
+    out, command = fakes({planned[0].name: remove})
+    assert run(out, planned[:1], command=command).failures == {planned[0].name: "exit code 3"}
+
+
 def test_a_worker_ends_with_the_sweep_that_started_it() -> None:
     # What it would train does not exist; it is still being started when its sweep goes.
     words = [sys.executable, "-m", "codinet.sweep.worker", "train", "nothing.npz"]
@@ -198,21 +241,24 @@ def test_folders_that_cannot_be_worked_in_are_refused(
     held_by_another: Callable[[Path], AbstractContextManager[None]],
 ) -> None:
     out, command = fakes()
-    with held_by_another(out), pytest.raises(UserError, match="Another sweep is at work"):
+    with held_by_another(out), pytest.raises(UserError, match="Another sweep is running"):
         run(out, planned, command=command)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="choose another --out"):
         run(tmp_path / "file", planned, command=command)
     with pytest.raises(UserError, match="not empty"):
         run(tmp_path, planned, command=command)
-    for odd in ('{"runs": 3}', '{"format": 1, "runs": [{"name": "a", "config": 3}]}'):
+    for odd in (
+        *('{"runs": 3}', "[]", '{"format": 1, "runs": [[]]}', '{"format": 1, "runs": [{"name": 3}]}', "[" * 100_000),
+        *('{"format": 1, "runs": [{"name": "a", "config": 3}]}', '{"format": 1, "runs": {"name": "a"}}', "NaN"),
+    ):
         (out / "sweep.json").write_text(odd)
         with pytest.raises(UserError, match="not a sweep's plan"):
             run(out, planned, command=command)
     (out / "sweep.json").write_text('{"format": 0, "runs": []}')
     with pytest.raises(UserError, match="another version"):
         run(out, planned, command=command)
-    with pytest.raises(UserError, match="--workers 0"):
+    with pytest.raises(UserError, match="--workers must be 1 or more, got 0"):
         run(out, planned, workers=0, command=command)
 
 

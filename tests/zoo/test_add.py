@@ -10,10 +10,11 @@ import torch
 from codinet import files
 from codinet.data import load
 from codinet.errors import UserError
+from codinet.evaluate import FIGURES
 from codinet.runs import RunFolder, measure
 from codinet.zoo import add as adding
 from codinet.zoo.add import add
-from codinet.zoo.card import FIELDS, FIGURES
+from codinet.zoo.card import FIELDS
 from codinet.zoo.open_run import open_entry
 from codinet.zoo.paths import PREFIX
 from codinet.zoo.shelf import find
@@ -66,7 +67,7 @@ def test_the_same_run_gives_the_same_files(stocked: Path, digits_run: Path, tmp_
 
 def test_a_name_is_taken_once(zoo: Path, digits_run: Path) -> None:
     run = RunFolder.open(digits_run)
-    with pytest.raises(UserError, match=rf"The zoo has a {NAME} already; give another --name, or --replace"):
+    with pytest.raises(UserError, match=rf"The zoo already has {NAME}; give another --name, or --replace"):
         add(run, NAME, Path(), device=CPU)
     (zoo / f"{NAME}.safetensors").write_bytes(b"damaged")
     assert add(run, NAME, Path(), device=CPU, replace=True)["sha256"] == find(NAME)["sha256"]
@@ -75,7 +76,7 @@ def test_a_name_is_taken_once(zoo: Path, digits_run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", "Big", "-dash", "a" * 65, "zoo:x"])
 def test_names_that_are_no_file_names_are_refused(name: str, digits_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no name for a network"):
+    with pytest.raises(UserError, match="does not fit; use small letters, digits, dots and dashes"):
         add(RunFolder.open(digits_run), name, Path(), device=CPU, into=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -91,7 +92,7 @@ def test_unfinished_runs_are_refused(own_digits_run: Path, tmp_path: Path) -> No
     [
         ("evaluation.json", b"[]", "holds no evaluation"),
         ("evaluation.json", b"{", "cannot be read as JSON"),
-        ("model.safetensors", b"nothing", "damaged or no safetensors file"),
+        ("model.safetensors", b"nothing", "damaged or not a safetensors file"),
     ],
 )
 def test_damaged_runs_are_refused(own_digits_run: Path, tmp_path: Path, file: str, content: bytes, words: str) -> None:
@@ -109,7 +110,7 @@ def test_other_data_is_refused(digits_run: Path, tmp_path: Path) -> None:
 
 
 def test_data_that_others_do_not_have_is_refused(finished_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"was trained on few\.npz, which others do not have; .*digits, cifar10"):
+    with pytest.raises(UserError, match=r"was trained on few\.npz; the zoo takes only .* digits, cifar10"):
         add(RunFolder.open(finished_run), NAME, Path(), device=CPU, into=tmp_path)
 
 
@@ -124,7 +125,7 @@ def test_weights_beyond_half_precision_are_refused(own_digits_run: Path, tmp_pat
 
 def test_the_zoo_stays_small(digits_run: Path, zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adding, "LIMIT", 10**6)
-    with pytest.raises(UserError, match=r"The zoo would grow to 1\.\d MB of weights, and it may hold 1;"):
+    with pytest.raises(UserError, match=r"The zoo would grow to 1\.\d MB of weights, and the limit is 1;"):
         add(RunFolder.open(digits_run), "second", Path(), device=CPU)
     assert not (zoo / "second.safetensors").exists()
     add(RunFolder.open(digits_run), NAME, Path(), device=CPU, replace=True)  # its own file does not count twice

@@ -34,8 +34,7 @@ def test_a_worked_example() -> None:
     given = table_of([[0.25, 1.0], [0.5, 0.499]], [[0, 1], [0, 1]])
     tensors = packed(given)
     assert tensors[PREFIX + "run_probability"].tolist() == [[64, 255], [127, 128]]
-    found = unpacked(tensors, TABLE)
-    assert found is not None
+    found = PathTable(**(unpacked(tensors, TABLE) or {}))
     assert found.path_TN.tolist() == [[0, 1], [0, 1]]
     assert found.macs_T.tolist() == [252.0, 252.0]  # 50 and two routers, and the second block
     assert found.confidence_T.tolist() == [0.25, 1.0]
@@ -45,8 +44,7 @@ def test_a_worked_example() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=1, max_size=20))
 def test_nothing_is_lost_but_digits(rows: list[tuple[float, float]]) -> None:
     given = table_of([list(row) for row in rows], [[int(p >= 0.5) for p in row] for row in rows])
-    found = unpacked(packed(given), TABLE)
-    assert found is not None
+    found = PathTable(**(unpacked(packed(given), TABLE) or {}))
     for name in ("path_TN", "label_T", "prediction_T", "macs_T"):
         assert torch.equal(getattr(found, name), getattr(given, name))
         assert getattr(found, name).dtype == getattr(given, name).dtype

@@ -24,7 +24,7 @@ def test_a_run_folder_of_ones_own(zoo: Path, tmp_path: Path) -> None:
     assert folder.wall_seconds() == entry.card["wall_s"]
     wanted = entry.load_model().state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in folder.load_model().state_dict().items())
-    with pytest.raises(UserError, match=f"comes from the zoo, where it is {NAME}"):
+    with pytest.raises(UserError, match=rf"comes from the zoo \({NAME}\)"):
         add(folder, "again", Path(), device=CPU)
 
 

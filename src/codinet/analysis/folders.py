@@ -1,7 +1,7 @@
-"""From run folders to their analyses: the only file here that opens them.
+"""From run folders to their analyses: the only file of this package that opens them.
 
-An analysis is kept in the run folder and made again when it is missing, or the network, the data or what
-was asked for has changed, or more is measured now.
+An analysis is kept in the run folder. It is made again when it is missing or damaged, when the network, the data or the
+options have changed, and when this version measures more.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import nn
 from codinet import files
 from codinet.analysis.features import load_features
 from codinet.analysis.forward import Watch, silent
-from codinet.analysis.result import RunAnalysis
+from codinet.analysis.result import JSON, RunAnalysis
 from codinet.analysis.whole import REVISION, Features, Subject, analyse
 from codinet.backbones import ARCHITECTURES
 from codinet.data import Dataset
@@ -27,7 +27,7 @@ from codinet.runs import RunFolder
 
 @dataclass(frozen=True)
 class Request:
-    """What to find out, and where the data lies."""
+    """The options of an analysis, and where the data is."""
 
     data_root: Path
     device: torch.device
@@ -46,15 +46,17 @@ def analysis_of(
     any_options: bool = False,
     note: Callable[[str], None] = lambda _sentence: None,
 ) -> RunAnalysis:
-    """The run's analysis, made and saved if need be.
+    """The run's analysis, made and saved where necessary.
 
-    With `any_options`, one that was made with other options is as good. `note` is told when a saved one
+    With `any_options`, a saved one that was made with other options is used too. `note` is called when a saved one
     cannot be used, or a new one cannot be saved.
     """
     folder.require_finished()
     options = _options(folder, request)
     try:
         known = kept_analysis(folder)
+        if known is not None:
+            _require_whole(known, folder)
     except files.DamagedError as error:
         note(f"{error} It is made again.")
         known = None
@@ -78,25 +80,25 @@ def analysis_of(
 
 
 def kept_analysis(folder: RunFolder) -> RunAnalysis | None:
-    """The analysis in the run's folder, with whatever options it was made, if it is of the network and data of now."""
+    """The analysis in the run's folder, made with any options; None unless it is of the current network and data."""
     known = RunAnalysis.load(folder.path)
     return known if known is not None and _has(known, _identity(folder)) else None
 
 
+def _require_whole(known: RunAnalysis, folder: RunFolder) -> None:
+    odd = known.misfit(
+        routed=folder.config.network.routed,
+        images=folder.load_evaluation()["n"],
+        classes=len(folder.data.classes),
+        blocks=ARCHITECTURES[folder.config.network.arch].blocks,
+    )
+    if odd is not None:
+        raise files.DamagedError(f"{folder.path / JSON} is not an analysis of the run: {odd} does not fit.")
+
+
 def load_whole_paths(folder: RunFolder) -> PathTable:
-    """The path table, if it is one of the run's network and test set; `UserError` otherwise."""
-    file = folder.path / "paths.safetensors"
-    try:
-        paths = folder.load_paths()
-    except TypeError as error:
-        raise files.DamagedError(f"{file} holds no path table; make it again with codinet eval.") from error
-    labels, blocks = paths.label_T, ARCHITECTURES[folder.config.network.arch].blocks
-    rows = {len(column) for column in paths}
-    if rows != {len(labels)} or len(labels) == 0 or paths.path_TN.shape[1:] != (blocks,):
-        raise files.DamagedError(f"{file} does not belong to the run; make it again with codinet eval {folder.path}.")
-    if not 0 <= int(labels.min()) <= int(labels.max()) < len(folder.data.classes):
-        raise files.DamagedError(f"{file} has labels that the run's data has not; make it again with codinet eval.")
-    return paths
+    """The path table of the run's whole test set; `UserError` where it is missing or of another network or set."""
+    return folder.load_paths()
 
 
 def _has(known: RunAnalysis, wanted: dict[str, Any]) -> bool:
@@ -104,12 +106,12 @@ def _has(known: RunAnalysis, wanted: dict[str, Any]) -> bool:
 
 
 def _identity(folder: RunFolder) -> dict[str, Any]:
-    """What an analysis is of."""
+    """What identifies the network and data of an analysis."""
     return {"network": _file_digest(folder.weights_file), "data": folder.data.sha256}
 
 
 def _options(folder: RunFolder, request: Request) -> dict[str, Any]:
-    """How it is made."""
+    """The options that it is made with."""
     features = None
     if folder.config.network.routed:
         source = request.features or (request.static and request.static.weights_file)

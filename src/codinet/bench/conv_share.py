@@ -24,7 +24,7 @@ def conv_share(call: Callable[[], object], device: torch.device) -> float | None
     """Share of convolutions in one call; None where nothing was recorded."""
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities) as recorded:
+    with profile(activities=activities, acc_events=True) as recorded:
         call()
         if cuda:
             torch.cuda.synchronize(device)

@@ -40,15 +40,15 @@ class Args:
 
 
 def run(args: Args) -> None:
-    """Analyse each run, or take what was found before; both lie in the run's analysis.json."""
+    """Analyse each run, or use the analysis in its folder."""
     if not args.runs:
-        raise UserError("There is nothing to analyse; name one run folder or more.")
+        raise UserError("There is nothing to analyse; give one run folder or more.")
     if args.images < 2:
-        raise UserError(f"--images {args.images} is too few to compare; use 2 or more.")
+        raise UserError(f"--images must be 2 or more, got {args.images}.")
     if not 0 <= args.seed < 2**31:
-        raise UserError(f"--seed {args.seed} is out of range; use a whole number from 0 to {2**31 - 1}.")
+        raise UserError(f"--seed must be a whole number from 0 to {2**31 - 1}, got {args.seed}.")
     if args.features and args.static:
-        raise UserError("--features and --static exclude each other: features come from one place.")
+        raise UserError("--features and --static exclude each other; leave one of them out.")
     names = short_names(args.runs)
     folders = [RunFolder.open(path) for path in args.runs]
     request = Request(

@@ -1,6 +1,6 @@
-"""`codinet bench`: speed of every engine against the static net, with what the multiply-adds promise beside it.
+"""`codinet bench`: speed of every engine against the static net, next to what the multiply-adds promise.
 
-With --train it is the speed of training instead; see `codinet.bench.training`.
+With --train, the speed of training instead; see `codinet.bench.training`.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -33,17 +33,17 @@ class Args:
     """Run folder of `codinet train`, zoo:NAME, or a network by name (see `codinet models`)."""
     run_rate: float | None = None
     """Share of the images that run each block: paths are drawn at this rate. Default: a run's own paths on its test
-    images, or at their rate where its data is missing; 0.5 for a network by name."""
+    images, or their rate where its data is missing; 0.5 for a network by name."""
     batch: tuple[int, ...] = ()
     """Images at a time. Default: 1 and 64; in training 32 on a CPU and 512 on a GPU."""
     threads: int = 1
     """CPU threads."""
     engines: tuple[str, ...] = ()
-    """Some of masked, branch, gather, graph, onnx, onnx-masked. Default: those made for the batch size and device."""
+    """Some of masked, branch, gather, graph, onnx, onnx-masked. Default: those for the batch size and device."""
     router: str = "fc"
     """Router of a network by name: fc, cnn, rnn."""
     rounds: int = 20
-    """Times that every engine answers all images, or that every network takes its training steps."""
+    """Number of times that every engine answers all images, or that every network takes its training steps."""
     images: int = 16
     """Images (at least one batch of them) that a round answers."""
     threshold: float = 0.5
@@ -53,7 +53,7 @@ class Args:
     precision: str = "float32"
     """What torch's engines and static nets compute in: float32, bfloat16, float16; the last two on a GPU."""
     plot: Path | None = None
-    """Picture to write, which needs matplotlib."""
+    """Picture to write; needs matplotlib."""
     seed: int = 0
     """Seed of untrained weights and of random images."""
     data_root: Path = DATA_ROOT
@@ -73,7 +73,7 @@ class Args:
 
 
 def defaults(words: list[str]) -> Args:
-    """The flags' defaults, of which some depend on the device that is named among the words."""
+    """The defaults of the flags; some depend on the device among the words."""
     gpu = (flag_value("--device", words) or "").startswith("cuda")
     return Args(network=tyro.MISSING, amp=gpu, compiled=gpu)
 
@@ -82,7 +82,7 @@ def run(args: Args) -> None:
     if args.train:
         _refuse(args, _INFERENCE_FLAGS, "is about inference, and --train is not; leave one of them out")
         if args.views < 2:
-            raise UserError(f"--views {args.views} leaves consistency nothing to compare; use 2 or more.")
+            raise UserError(f"--views must be 2 or more with --train, got {args.views}; consistency compares views.")
     else:
         _refuse(args, _TRAINING_FLAGS, "is about training; add --train, or leave it out")
         args = replace(args, batch=args.batch or (1, 64))
@@ -105,7 +105,7 @@ def run(args: Args) -> None:
         print_training(f"training on {device.type}, {args.threads} threads", rows)
     else:
         _print(f"{args.network} on {device.type}, {args.threads} threads, {args.precision}", rows)
-    if args.plot is not None:  # last, lest a picture that cannot be drawn take the figures with it
+    if args.plot is not None:  # last, so that a failure does not lose the figures
         from codinet.bench.picture import draw
 
         draw(rows, args.plot, f"{args.network}, {args.threads} threads, {device.type}")
@@ -113,16 +113,18 @@ def run(args: Args) -> None:
 
 def _check(args: Args) -> None:
     if args.run_rate is not None and not 0 <= args.run_rate <= 1:
-        raise UserError(f"--run-rate {args.run_rate:g} is no share; give a number from 0 to 1.")
+        raise UserError(f"--run-rate must be a number from 0 to 1, got {args.run_rate:g}.")
     require_probability("threshold", args.threshold)
     for flag, value in (("threads", args.threads), ("rounds", args.rounds), ("images", args.images)):
         if value < 1:
-            raise UserError(f"--{flag} {value} is too small; use 1 or more.")
+            raise UserError(f"--{flag} must be 1 or more, got {value}.")
+    if args.threads > _MOST_THREADS:  # the system could not start them, and the process would be ended
+        raise UserError(f"--threads must be at most {_MOST_THREADS}, got {args.threads}.")
     possible, sentence = seed_rule(args.seed)
     if not possible:
         raise UserError(sentence)
     if args.batch and min(args.batch) < 1:
-        raise UserError(f"--batch {min(args.batch)} is too small; use 1 or more.")
+        raise UserError(f"--batch must be 1 or more, got {min(args.batch)}.")
     for name in args.engines:
         if name not in ENGINES:
             raise unknown("engine", name, ENGINES)
@@ -130,12 +132,13 @@ def _check(args: Args) -> None:
         raise unknown("precision", args.precision, PRECISIONS)
 
 
+_MOST_THREADS = 1024
 _INFERENCE_FLAGS = ("run_rate", "engines", "images", "threshold", "compiled", "precision", "plot")
 _TRAINING_FLAGS = ("views", "modes", "amp")
 
 
 def _refuse(args: Args, names: tuple[str, ...], why: str) -> None:
-    """A `UserError` if one of these flags is not as it is by default, here or on the device."""
+    """A `UserError` if one of these flags does not have its default, here or on the device."""
     usual = defaults(["--device", args.device])
     for entry in fields(Args):
         if entry.name in names and getattr(args, entry.name) not in (entry.default, getattr(usual, entry.name)):
@@ -150,7 +153,7 @@ def _training_rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
     rows = []
     for images in args.batch or ((512,) if gpu else (32,)):
         setting = TrainSetting(args.network, images, args.views, device, args.amp, args.router, args.seed)
-        # A step on a GPU is too short to be timed alone: the host has to run ahead of it.
+        # A step on a GPU is too short to be timed alone, because the host has to run ahead.
         rows += measure_training(setting, modes, rounds=args.rounds, steps=10 if gpu else 1)
     return rows
 
@@ -175,7 +178,7 @@ def _rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
 
 
 def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
-    """The network and enough images for the largest batch; an untrained one is made to route at the wished rate."""
+    """The network and enough images for the largest batch; an untrained network is made to route at the given rate."""
     number = max(args.images, *args.batch)
     path = Path(args.network)
     if args.network in ARCHITECTURES and not path.is_dir():
@@ -205,23 +208,23 @@ def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
 
 
 def _images(folder: RunFolder, args: Args, number: int) -> tuple[torch.Tensor, list[float] | None]:
-    """Test images, which take their own paths; without the data, random ones and how often each block is to run."""
+    """Test images, which take their own paths; without the data, random images and the run rate of each block."""
     try:
         images_TCHW = folder.test_images(args.data_root, number)
     except UserError as error:
         rates = _own_rates(folder)
         note(
-            f"on random images, with paths drawn at the rates of the run's own ({fmean(rates):.2f} in the mean), "
-            f"because its data is missing: {error}"
+            f"measured on random images with paths drawn at the run's own rates (mean {fmean(rates):.2f}), because its "
+            f"data is missing: {error}"
         )
         random = torch.Generator().manual_seed(args.seed)
         return torch.randn(number, *folder.data.image_shape, generator=random), rates
-    # Round and round where the test set is smaller than the batch.
+    # Images are repeated where the test set is smaller than the batch.
     return images_TCHW[torch.arange(number) % len(images_TCHW)], None
 
 
 def _own_rates(folder: RunFolder) -> list[float]:
-    """Of each block; without a path table, the mean for all."""
+    """The run rate of each block; without a path table, the mean for all."""
     try:
         return [float(rate) for rate in folder.load_paths().path_TN.double().mean(dim=0)]
     except UserError:

@@ -1,4 +1,4 @@
-"""`codinet eval`: what a trained run does on its test set; for a network of the zoo, beside what its card says."""
+"""`codinet eval`: results of a trained run on its test set; for a network of the zoo, next to its card."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -59,9 +59,9 @@ def run(args: Args) -> None:
     for threshold in thresholds:
         require_probability("curve", threshold)
     if args.plot and not (thresholds or args.budget):
-        raise UserError("--plot draws the curve, and there is none; ask for it with --curve.")
+        raise UserError("--plot draws a curve; add --curve or --budget.")
     if args.batch < 1:
-        raise UserError(f"--batch {args.batch} is too small; use 1 or more.")
+        raise UserError(f"--batch must be 1 or more, got {args.batch}.")
     device = pick_device(args.device)
     folder = open_run(args.run)
     card = folder.card if isinstance(folder, ZooRun) else None

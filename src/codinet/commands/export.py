@@ -43,7 +43,7 @@ def run(args: Args) -> None:
     if args.out.suffix != ".onnx":
         raise UserError(f"{args.out} does not end in .onnx; give --out such a name.")
     if args.path is not None and set(args.path) - set("01"):
-        raise UserError(f"--path {args.path} is not made of 0 and 1; one digit a block, 1 to run it.")
+        raise UserError(f"--path must have one digit per block, 1 to run it and 0 to skip it; got {args.path}.")
     try:
         from codinet.engines.export import About, export
     except ImportError as error:
@@ -72,9 +72,9 @@ def run(args: Args) -> None:
 
 
 def _test_images(folder: RunFolder, root: Path) -> torch.Tensor | None:
-    """Some to check on; None, said aloud, where the data is not at hand."""
+    """Some test images to check the file on; None, with a note, where the data is missing."""
     try:
         return folder.test_images(root, CHECKED)
     except UserError as error:
-        note(f"checked on random images alone, because the run's data is missing: {error}")
+        note(f"checked on random images only, because the run's data is missing: {error}")
         return None

@@ -1,5 +1,6 @@
 """`codinet predict`: class, confidence and path of image files."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ class Args:
     run: tyro.conf.Positional[Path]
     """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
     images: tyro.conf.Positional[tuple[Path, ...]]
-    """Image files of any size and common format, or folders, of which all images are taken, by name."""
+    """Image files of any size and common format, or folders of them."""
     threshold: float = 0.5
     """A block runs where the router's run probability reaches this; lower runs more."""
     device: str | None = None
@@ -28,9 +29,9 @@ class Args:
 
 
 def run(args: Args) -> None:
-    """Answer for every file that is an image; refuse the others by name, and then end with an error."""
+    """Answer for every file that is an image; name the files that are not, and end with an error."""
     if not args.images:
-        raise UserError("There is nothing to predict; name one image file or more.")
+        raise UserError("There is nothing to predict; give one image file or more.")
     require_probability("threshold", args.threshold)
     images = image_files(args.images)
     predictor = Predictor(open_run(args.run), pick_device(args.device))
@@ -39,8 +40,11 @@ def run(args: Args) -> None:
     for file in images:
         try:
             if file.is_dir():
-                raise UserError(f"{file} holds no image; name a folder that does, or image files.")
-            answered.append((file, predictor.predict(file, threshold=args.threshold)))
+                raise UserError(f"{file} contains no images; give a folder with images, or image files.")
+            answer = predictor.predict(file, threshold=args.threshold)
+            if not math.isfinite(answer.confidence):
+                raise UserError(f"The network computes NaN or infinity for {file}; restore its weights or train again.")
+            answered.append((file, answer))
         except UserError as error:
             refused.append((file, str(error)))
     if args.json:

@@ -34,7 +34,7 @@ class Args:
 def run(args: Args) -> None:
     """Analyse what is not analysed yet, then write the page."""
     if not args.runs:
-        raise UserError("There is nothing to report on; name one run folder or more.")
+        raise UserError("There is nothing to report on; give one run folder or more.")
     # Imported here because matplotlib is an extra: without it every other verb works.
     from codinet.report.inputs import read_run, unique_slugs
     from codinet.report.write import write_report

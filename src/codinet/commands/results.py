@@ -1,4 +1,4 @@
-"""`codinet results`: what finished runs came to, kept as files, and the page that shows them beside the paper."""
+"""`codinet results`: the results of finished runs, kept as files, and the page that shows them next to the paper."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,10 @@ class Args:
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     """add: run folders, or folders of them, such as a sweep's."""
     table: tuple[str, ...] = ("results",)
-    """add: tables the runs stand in: results, ablation, trade-off, margin, routers, relaxations,
-    routing (of runs that codinet analyze was run on)."""
+    """add: the tables for the runs: results, ablation, trade-off, margin, routers, relaxations,
+    routing (needs codinet analyze)."""
     replace: bool = False
-    """add: where the same run came to something else before, take what it came to now."""
+    """add: replace an earlier outcome of the same run."""
     results: Path = Path("results")
     """Folder of the result files."""
     out: Path = Path("docs/results.md")
@@ -36,7 +36,7 @@ def run(args: Args) -> None:
 
     if args.action == "add":
         if not args.table:
-            raise UserError("Say which table the runs stand in, e.g. --table results.")
+            raise UserError("--table must name one table or more, e.g. --table results.")
         # All are read before any is written, so that a run that is refused leaves nothing half-done.
         records = [record_of(folder, args.table) for folder in find_runs(args.runs)]
         written = keep(records, args.results, replace=args.replace)

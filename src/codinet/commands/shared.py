@@ -1,15 +1,14 @@
-"""What verbs share: how figures, notes and JSON are printed, and what is asked of words and numbers."""
+"""What verbs share: printing figures, notes and JSON, and checks of flags."""
 
-import json
 import sys
 from typing import Any
 
-from codinet.errors import UserError
+from codinet.errors import UserError, one_line
+from codinet.files import to_json
 
 
 def flag_value(flag: str, words: list[str]) -> str | None:
-    """What follows a flag among the words, for defaults that depend on it; of several the last, which the parser
-    takes too."""
+    """The value of a flag among the words, for defaults that depend on it; the last one counts, as in the parser."""
     value = None
     for place, word in enumerate(words):
         if word == flag and place + 1 < len(words):
@@ -21,12 +20,12 @@ def flag_value(flag: str, words: list[str]) -> str | None:
 
 def require_probability(flag: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise UserError(f"--{flag} {value:g} is no probability; give a number from 0 to 1.")
+        raise UserError(f"--{flag} must be a number from 0 to 1, got {value:g}.")
 
 
 def note(sentence: str) -> None:
-    """A word beside the answer, which has stdout to itself."""
-    print(f"codinet: {sentence}", file=sys.stderr)
+    """Print a remark on stderr; stdout is for the answer."""
+    print(f"codinet: {one_line(sentence)}", file=sys.stderr)
 
 
 def counted(number: int, noun: str) -> str:
@@ -35,11 +34,21 @@ def counted(number: int, noun: str) -> str:
 
 
 def print_json(content: Any) -> None:
-    print(json.dumps(content, indent=2))
+    """Print one JSON document in ASCII; `UserError` where it holds NaN or infinity."""
+    print(to_json(_in_unicode(content), indent=2))
+
+
+def _in_unicode(content: Any) -> Any:
+    """The content with what is not Unicode escaped: names of files may be any bytes."""
+    if isinstance(content, str):
+        return content.encode(errors="backslashreplace").decode()
+    if isinstance(content, dict):
+        return {_in_unicode(key): _in_unicode(value) for key, value in content.items()}
+    return [_in_unicode(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def figures(summary: dict[str, Any]) -> list[list[str]]:
-    """The rows in which an evaluation is shown."""
+    """The rows of a table that shows an evaluation."""
     return [
         ["accuracy", f"{summary['accuracy']:.2f} %"],
         ["cost, share of the static network", f"{summary['cost_share']:.4f}"],

@@ -16,6 +16,7 @@ from codinet.presets import PRESETS
 from codinet.sweep import Grid, Group, Outcome, Planned, from_static, plan, summarise
 from codinet.sweep import run as carry_out
 from codinet.sweep.common import Common
+from codinet.sweep.fleet import STALL_MINUTES
 from codinet.sweep.folder import is_finished
 from codinet.sweep.narrowing import plan_paper
 from codinet.sweep.papers import PAPERS, PREFIX
@@ -36,7 +37,9 @@ class Args:
     out: Path | None = None
     """Folder of the sweep. Default: runs/ and a name made of the source. The same command goes on with it."""
     workers: int = 1
-    """Runs trained at the same time, each in a process of its own; they share the cores."""
+    """Runs trained at the same time, each in its own process; they share the cores."""
+    stall_minutes: float = STALL_MINUTES
+    """Stop a run that has written nothing to its log and metrics for this long; it counts as failed."""
     data_path: str | None = None
     """Data for a table or figure of the paper in place of its own; ImageNet's must be named."""
     data_root: Path = DATA_ROOT
@@ -52,16 +55,16 @@ class Args:
 
 
 def run(args: Args) -> None:
-    """Train what is not finished, then summarise all of it; failed runs are an error once the rest is kept."""
+    """Train the runs that are not finished, then summarise all; failed runs are an error after the rest is kept."""
     if args.list:
         _list_papers(args.json)
         return
     if args.plot:
-        # Now, not after hours of training, is the time to find that matplotlib is missing.
+        # Imported now, so that a missing matplotlib is found before hours of training.
         from codinet.sweep.picture import write_picture
     kinds = {pick_device(device).type for device in args.device or (None,)}
     if len(kinds) > 1:
-        raise UserError("--device names devices of different kinds, whose runs would not compare; name one kind.")
+        raise UserError("--device must name devices of one kind, because runs of different kinds do not compare.")
     planned = _plan(args, gpu=kinds == {"cuda"})
     if args.from_static:
         planned = from_static(planned)
@@ -83,7 +86,7 @@ def run(args: Args) -> None:
 
 def _plan(args: Args, *, gpu: bool) -> list[Planned]:
     if not args.source:
-        raise UserError("There is nothing to sweep; name a data set, or a table or figure of the paper (see --list).")
+        raise UserError("There is nothing to sweep; give a data set, or a table or figure of the paper (see --list).")
     if args.preset not in PRESETS:
         raise unknown("preset", args.preset, PRESETS)
     if args.source.startswith(PREFIX) and not Path(args.source).exists():
@@ -98,8 +101,8 @@ def _name(source: str) -> str:
 
 
 def _require_data(args: Args, out: Path, planned: list[Planned]) -> None:
-    """See once that the data can be read, lest every run fail of the same cause. Folders are left to the workers,
-    for they may be large."""
+    """Check once that the data can be read, before every run fails for the same reason. Folders are left to the
+    workers, because they may be large."""
     config = planned[0].config
     if not Path(config.source).is_dir() and not all(is_finished(out, run) for run in planned):
         load(config.source, args.data_root, image_size=config.data.image_size)
@@ -114,6 +117,7 @@ def _carry_out(args: Args, out: Path, planned: list[Planned]) -> Outcome:
             data_root=args.data_root,
             devices=args.device or (None,),
             progress=Bar(),
+            stall_minutes=args.stall_minutes,
         )
     except KeyboardInterrupt:
         note("interrupted, and the workers stopped; the same command goes on from here.")
@@ -123,8 +127,8 @@ def _carry_out(args: Args, out: Path, planned: list[Planned]) -> Outcome:
 def _sum_up(out: Path, runs: int, failures: dict[str, str]) -> str:
     each = "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in failures.items())
     return (
-        f"{len(failures)} of {runs} planned runs failed ({each}); the rest is kept in {out}, what the failed ones "
-        "said is in their .log there, and the same command tries them again."
+        f"{len(failures)} of {runs} planned runs failed ({each}); the rest is kept in {out}, the output of the failed "
+        "runs is in their .log there, and the same command tries them again."
     )
 
 

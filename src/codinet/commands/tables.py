@@ -1,4 +1,4 @@
-"""Tables in a terminal, in which words and numbers stay whole however narrow it is."""
+"""Tables in a terminal that never break a word or a number, however narrow the terminal is."""
 
 import re
 import shutil
@@ -10,17 +10,30 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from codinet.errors import one_line
+
 _UNLIMITED = 1_000_000  # columns
 
 
+class _Console(Console):
+    """Leaves it to the command line what happens when the reader of stdout has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
-    """A table in which words and numbers stay whole; where a terminal is too narrow for it, a block of lines a row."""
+    """Print a table that breaks no word; where the terminal is too narrow for it, a block of lines for each row.
+
+    Control characters, which names may contain, are escaped.
+    """
+    rows = [[one_line(cell) for cell in row] for row in rows]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
-    # Names of files are shown as they are: brackets and colons in them mean nothing. rich, which would break words to
-    # keep to its width, is given room without end (on a dumb terminal it heeds no width without a height).
-    console = Console(width=_UNLIMITED, height=25, highlight=False, markup=False, emoji=False)
+    # No markup, because names may contain brackets and colons. rich would break words to keep to its width, so it gets
+    # an unlimited one (a dumb terminal ignores the width unless there is a height).
+    console = _Console(width=_UNLIMITED, height=25, highlight=False, markup=False, emoji=False)
     if title:
-        console.print(Text("\n".join(_lines(title, room)), style="table.title"))
+        console.print(Text("\n".join(_lines(one_line(title), room)), style="table.title"))
     for table in _tables(headings, rows):
         if console.measure(table).maximum <= room:
             console.print(table)

@@ -1,4 +1,4 @@
-"""Figures of how training went, from the rows of metrics.jsonl."""
+"""Figures of the course of training, from the rows of metrics.jsonl."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ _PANELS = (
 
 @styled
 def training(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Accuracy, loss, cost and distinct paths by epoch, a line a run; thinner where stage 2 has fixed the routers."""
+    """Accuracy, loss, cost and distinct paths by epoch, one line per run; dotted in stage 2 (fixed routers)."""
     figure, axes_RC = panels(2, 2, width=3.4, height=2.2, sharex=True)
     for (key, title, scale), axes in zip(_PANELS, axes_RC.flat, strict=True):
         for place, rows in enumerate(runs.values()):
             _line(axes, rows, key, place)
         axes.set(title=title)
         axes.grid(axis="y")
-        values = [row[key] for rows in runs.values() for row in rows if key in row]
+        values = [row[key] for rows in runs.values() for row in rows if row.get(key) is not None]
         if scale == "log" and values and min(values) > 0:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _place: f"{value:g}")
@@ -40,10 +40,11 @@ def training(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 
 def _line(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, place: int) -> None:
-    points = [(epoch, row[key], row.get("stage")) for epoch, row in enumerate(rows, start=1) if key in row]
+    named = enumerate(rows, start=1)
+    points = [(epoch, row[key], row.get("stage")) for epoch, row in named if row.get(key) is not None]
     first = next((i for i, point in enumerate(points) if point[2] == "finetune"), len(points))
     style: dict[str, Any] = {"color": colour(place), "marker": "." if len(points) < 25 else None, "markersize": 4}
-    # The second line starts at the last point of the first, so that the curve does not break.
+    # The second line starts at the last point of the first, so that the curve has no gap.
     for part, dash in ((points[:first], "-"), (points[max(0, first - 1) :], ":")):
         if part and not (dash == ":" and first == len(points)):
             axes.plot([point[0] for point in part], [point[1] for point in part], dash, **style)

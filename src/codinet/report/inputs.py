@@ -1,4 +1,4 @@
-"""What a report knows of a run, read once from its folder. Reads files; draws nothing."""
+"""What a report uses of a run, read once from its folder. Reads files; draws nothing."""
 
 import re
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import torch
 from codinet.analysis.folders import load_whole_paths
 from codinet.analysis.result import RunAnalysis
 from codinet.backbones import ARCHITECTURES
+from codinet.files import DamagedError
 from codinet.published import CODINET, STATIC, VANILLA
 from codinet.records import PathTable
 from codinet.report.figures_space import Cloud
@@ -18,7 +19,7 @@ from codinet.runs import RunFolder
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, by a name that is unique in its report and says nothing of where the folder lies."""
+    """A finished run, with a name that is unique in its report and does not contain the folder's path."""
 
     name: str
     slug: str  # the same for files and ids
@@ -53,7 +54,7 @@ class Run:
         return self.folder.data.classes
 
     def cloud(self, name: str) -> Cloud:
-        """The maps of the run's relaxed paths, on the images that the t-SNE was made of."""
+        """The maps of the run's relaxed paths, of the images in the t-SNE."""
         tensors = self.analysis.tensors
         chosen_E = tensors["tsne_index"]
         maps = {"PCA": tensors["pca"][chosen_E]}
@@ -70,12 +71,19 @@ class Run:
 
 
 def read_run(folder: RunFolder, analysis: RunAnalysis, name: str, slug: str) -> Run:
+    """Read a finished run; `UserError` where one of its files is missing or does not fit the others."""
     folder.require_finished()
-    return Run(name, slug, folder, folder.load_evaluation(), folder.metrics(), load_whole_paths(folder), analysis)
+    evaluation, paths = folder.load_evaluation(), load_whole_paths(folder)
+    if len(paths.label_T) != evaluation["n"]:
+        raise DamagedError(
+            f"{folder.path / 'paths.safetensors'} has {len(paths.label_T)} images, and the test set "
+            f"{evaluation['n']}; make it again with codinet eval {folder.path}."
+        )
+    return Run(name, slug, folder, evaluation, folder.metrics(), paths, analysis)
 
 
 def unique_slugs(names: Sequence[str]) -> list[str]:
-    """Names fit for files and ids: small letters, digits and dashes, no two alike."""
+    """Names for files and ids: small letters, digits and dashes, all different."""
     found: list[str] = []
     for name in names:
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"
@@ -85,8 +93,8 @@ def unique_slugs(names: Sequence[str]) -> list[str]:
 
 
 def row_names(runs: Sequence[Run]) -> list[str]:
-    """Names of runs in a grid: their m_d where that is what they differ in, else their own."""
+    """Names of runs in a grid: their m_d where they differ in that, otherwise their own."""
     margins = [run.folder.config.losses.m_d for run in runs if run.folder.config.losses.beta > 0]
-    if len(runs) > 1 and len(set(margins)) == len(runs):  # without diversity loss a margin means nothing
+    if len(runs) > 1 and len(set(margins)) == len(runs):  # only the diversity loss uses the margin
         return [f"m_d = {margin:g}" for margin in margins]
     return [run.name for run in runs]

@@ -1,4 +1,4 @@
-"""Each figure of a report with its words: alt text that says what is to be seen, caption that says how to read it."""
+"""Each figure of a report with its text: alt text that says what it shows, caption that says how to read it."""
 
 from collections.abc import Sequence
 
@@ -28,12 +28,13 @@ def cost(runs: Sequence[Run]) -> Picture:
 
 
 def training(runs: Sequence[Run]) -> Picture:
-    last = "; ".join(f"{run.name} {run.metrics[-1].get('accuracy', 0):.2f} %" for run in runs if run.metrics)
+    ends = {run.name: run.metrics[-1].get("accuracy") for run in runs if run.metrics}
+    last = "; ".join(f"{name} {accuracy:.2f} %" for name, accuracy in ends.items() if accuracy is not None)
     return Picture(
         "training",
         figures_training.training({run.name: run.metrics for run in runs}),
         f"Four panels by epoch: accuracy on watched images, loss, cost, distinct paths. Last accuracy: {last}.",
-        "How training went, by epoch. Dotted: stage 2, in which routers are fixed and decisions hard.",
+        "The course of training, by epoch. Dotted: stage 2, in which routers are fixed and decisions hard.",
     )
 
 

@@ -1,8 +1,8 @@
-"""The look of every figure: one ink, mid-tones that read on white and on near-black, no background.
+"""The look of every figure: one ink, mid-tones that are readable on white and on near-black, no background.
 
-`styled` wraps a function that draws; nothing of matplotlib's global state changes, and pyplot is never
-loaded. The ink is a grey with the same contrast on both grounds, so a PNG works anywhere; on the page it
-becomes the text's own colour (`codinet.report.svg`). Knows nothing of runs.
+`styled` wraps a function that draws; the global state of matplotlib does not change, and pyplot is never loaded. The
+ink is a grey with the same contrast on both backgrounds, so a PNG works anywhere; on the page it becomes the colour of
+the text (`codinet.report.svg`). Does not know runs.
 """
 
 import functools
@@ -51,6 +51,7 @@ _LOOK: dict[str, Any] = {
     "grid.alpha": 0.25,
     "grid.linewidth": 0.5,
     "text.color": INK,
+    "text.parse_math": False,  # names may contain dollar signs
     "xtick.color": INK,
     "ytick.color": INK,
     "xtick.labelsize": 8,

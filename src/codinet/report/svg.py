@@ -2,6 +2,9 @@
 
 import io
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 
 import matplotlib
@@ -13,17 +16,25 @@ _AS_TEXT = {"svg.fonttype": "none", "svg.hashsalt": "codinet", "svg.image_inline
 
 
 def draw(figure: Figure) -> str:
-    """The SVG as matplotlib writes it, without its date and program: the same figure gives the same text."""
+    """The SVG as matplotlib writes it, without date and program: the same figure gives the same text."""
     buffer = io.StringIO()
-    with matplotlib.rc_context(_AS_TEXT):  # type: ignore[arg-type]
+    with matplotlib.rc_context(_AS_TEXT), _any_letters():  # type: ignore[arg-type]
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", dpi=DPI, metadata=nothing)
-    figure.set_layout_engine("none")  # what is laid out stays so: the PNG need not do it again
+    figure.set_layout_engine("none")  # the PNG uses the same layout
     return buffer.getvalue()
 
 
+@contextmanager
+def _any_letters() -> Iterator[None]:
+    """Within, matplotlib does not warn about letters that its font lacks, which names may have."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
+
+
 def inline(svg: str, name: str, alt: str) -> str:
-    """For an HTML page: an image to assistive technology, in the text's colour, its ids begun with `name`."""
+    """For an HTML page: an image for assistive technology, in the text's colour, with ids that start with `name`."""
     svg = _bare(svg)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href|href)="#', rf'\1="#{name}-', svg)
@@ -37,7 +48,7 @@ def inline(svg: str, name: str, alt: str) -> str:
 
 
 def standalone(svg: str, alt: str) -> str:
-    """For a file: light or dark ink as the reader's system asks."""
+    """For a file: light or dark ink, as the reader's system prefers."""
     style = (
         f"<title>{escape(alt)}</title>"
         "<style>svg{color:#333}@media (prefers-color-scheme:dark){svg{color:#ddd}}"
@@ -50,7 +61,8 @@ def standalone(svg: str, alt: str) -> str:
 
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    with _any_letters():
+        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
@@ -62,7 +74,7 @@ def size(svg: str) -> tuple[float, float]:
 
 
 def _bare(svg: str) -> str:
-    """The drawing alone: no prolog, no description with outside addresses, no style that would leak; live ink."""
+    """The drawing alone, in the text's colour: no prolog, no metadata with addresses, no style for the whole page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style\b.*?</style>", "", svg, flags=re.DOTALL)
     return svg.replace(INK, "currentColor").rstrip() + "\n"

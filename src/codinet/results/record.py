@@ -1,4 +1,4 @@
-"""A record: what one run came to, how it was made and where, as it stands in results/NAME.json."""
+"""A record: the results of one run, how and where it was made, as it is in results/NAME.json."""
 
 import hashlib
 import json
@@ -9,9 +9,11 @@ from types import NoneType
 from typing import Any
 
 from codinet import files
-from codinet.config import from_dict, to_dict
+from codinet.backbones import ARCHITECTURES
+from codinet.config import from_dict, resolve, to_dict
 from codinet.data.official import KNOWN
 from codinet.errors import UserError, unknown
+from codinet.evaluate import impossible_figure
 from codinet.results import routing
 from codinet.results.tables import METHODS, TABLES, label_of
 from codinet.runs import RunFolder
@@ -47,24 +49,23 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Folders with a run; one that may not be looked into is an error, and not a run less."""
+    """The folders that hold a run; a folder that may not be read is an error, because it might hold one too."""
     try:
         return sorted(inner for inner in folder.iterdir() if inner.is_dir() and "config.json" in os.listdir(inner))
-    except (FileNotFoundError, NotADirectoryError):  # which opening it as a run tells
+    except (FileNotFoundError, NotADirectoryError):  # opening it as a run gives the error
         return []
     except OSError as error:
-        raise UserError(f"{error.filename} cannot be looked into: {error.strerror}; name the runs to add.") from error
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}; name the runs to add.") from error
 
 
 def record_of(run: RunFolder, tables: Sequence[str]) -> Record:
-    """The run as it will be told of; `UserError` if it is none for tables."""
+    """The record of a run; `UserError` where it may not be in these tables."""
     for table in tables:
         if table not in TABLES:
             raise unknown("table", table, TABLES)
     _require_fit(run)
     figures, config, made = run.load_evaluation(), run.config, run.environment
     record: Record = {
-        "format": FORMAT,
         "data": config.source if config.source in KNOWN else Path(run.data.name).name,
         "data_sha256": run.data.sha256,
         "arch": config.network.arch,
@@ -105,7 +106,7 @@ def _command(run: RunFolder) -> str:
 
 
 def _name(record: Record) -> str:
-    """What it is, and a digest that tells it from all that is not the same training."""
+    """A readable name with a digest of the training, so that different trainings have different names."""
     told = json.dumps([record["config"], record["data_sha256"]], sort_keys=True)
     cost = "" if record["budget"] is None else f"-{record['budget']:g}"
     digest = hashlib.sha256(told.encode()).hexdigest()[:8]
@@ -113,11 +114,11 @@ def _name(record: Record) -> str:
 
 
 def keep(records: Sequence[Record], folder: Path, *, replace: bool = False) -> list[Path]:
-    """Write them, one file each. A record that is there already keeps its tables and gains the new ones."""
+    """Write one file per record. A record that exists keeps its tables and gains the new ones."""
     kept: dict[Path, Record] = {}
     for record in records:
         file = folder / f"{record['name']}.json"
-        # Of the same run there may be two outcomes among the records, too.
+        # The records themselves may hold two outcomes of the same run.
         before = kept.get(file) or (read(file) if file.exists() else None)
         kept[file] = record if before is None else _after(before, record, file, replace=replace)
     try:
@@ -130,7 +131,7 @@ def keep(records: Sequence[Record], folder: Path, *, replace: bool = False) -> l
 
 
 def _after(before: Record, record: Record, file: Path, *, replace: bool) -> Record:
-    """The record that stands after one of the same run."""
+    """The record that replaces an earlier one of the same run."""
     same = all(before[key] == record[key] for key in FIGURES)
     if not same and not replace:
         if file.exists():
@@ -140,47 +141,61 @@ def _after(before: Record, record: Record, file: Path, *, replace: bool) -> Reco
 
 
 def _with_before(record: Record, before: Record, *, same: bool) -> Record:
-    """The record, in the tables that it stood in before as well."""
+    """The record, also in the tables of the earlier one."""
     tables = dict(sorted({**before["tables"], **record["tables"]}.items()))
     if routing.NAME not in tables or "analysis" in record:
         return {**record, "tables": tables}
-    if not same:  # its paths are other ones now
+    if not same:  # its paths have changed
         raise UserError(
-            f"{record['name']} stands in the table {routing.NAME} with another outcome; "
+            f"{record['name']} is in the table {routing.NAME} with another outcome; "
             f"analyse the run again and add it with --table {routing.NAME} too."
         )
     return {**record, "tables": tables, "analysis": before["analysis"]}
 
 
 def read(file: Path) -> Record:
+    """The record in a file; `DamagedError` where an entry is missing or impossible."""
     record = files.read_json(file)
     if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("name") != file.stem:
-        raise files.DamagedError(f"{file} is no result that this version reads; restore it or add the run again.")
-    if not _is_whole(record):
-        raise files.DamagedError(f"{file} is no whole result; restore it or add the run again.")
+        raise files.DamagedError(f"{file} is not a result that this version reads; restore it or add the run again.")
+    odd = _odd_entry(record)
+    if odd is not None:
+        raise files.DamagedError(
+            f"{file} is not a complete result: {odd} does not fit; restore it or add the run again."
+        )
     for table in record["tables"]:
         if table not in TABLES:
-            raise unknown(f"table ({file})", table, TABLES)
+            raise unknown(f"table in {file}:", table, TABLES)
     try:
-        # Through the config, so that a record from before an entry was added has the entry's default.
-        return {**record, "config": to_dict(from_dict(record["config"]))}
+        # Through the config, so that an entry that older records lack gets its default.
+        config = from_dict(record["config"])
+        resolve(config)  # for its checks
+        if config.network.arch != record["arch"]:
+            raise UserError(f"its network is {config.network.arch}, and that of the record {record['arch']}.")
+        return {**record, "config": to_dict(config)}
     except UserError as error:
         why = str(error).rstrip(".")
         raise files.DamagedError(f"{file} holds no run's config ({why}); restore it or add the run again.") from error
 
 
-def _is_whole(record: Record) -> bool:
-    """Whether all is there that a page shows, each of its kind."""
-    if any(key not in record or type(record[key]) not in kinds for key, kinds in _FIELDS.items()):
-        return False
+def _odd_entry(record: Record) -> str | None:
+    """The first entry that is missing, of the wrong type, or impossible; None where the record is complete."""
+    for key, kinds in _FIELDS.items():
+        if key not in record or type(record[key]) not in kinds:
+            return key
+    if record["arch"] not in ARCHITECTURES:
+        return "arch"
     labels, versions = record["tables"].values(), record["versions"].values()
-    texts = all(isinstance(label, str) for label in labels) and all(isinstance(one, str | None) for one in versions)
-    return texts and record["method"] in METHODS and _has_analysis(record)
-
-
-def _has_analysis(record: Record) -> bool:
-    """Or needs none."""
-    return routing.NAME not in record["tables"] or routing.is_whole(record.get("analysis"))
+    for key, fine in (
+        ("tables", all(isinstance(label, str) for label in labels)),
+        ("versions", all(isinstance(one, str | None) for one in versions)),
+        ("method", record["method"] in METHODS),
+        ("wall_s", (record["wall_s"] or 0) >= 0),
+        ("analysis", routing.NAME not in record["tables"] or routing.is_whole(record.get("analysis"))),
+    ):
+        if not fine:
+            return key
+    return impossible_figure(record, ARCHITECTURES[record["arch"]].blocks, FIGURES)
 
 
 def read_all(folder: Path) -> list[Record]:

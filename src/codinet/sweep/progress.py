@@ -1,7 +1,7 @@
-"""How far a sweep has come. The base class says nothing; `Bar` draws one bar over all runs, on stderr.
+"""The progress of a sweep. The base class prints nothing; `Bar` draws one bar over all runs, on stderr.
 
-Training is counted in epochs, each weighted by its network's blocks, so that the time left is a fair guess
-when small and large networks stand in one plan.
+Training is counted in epochs, each weighted by its network's blocks, so that the estimate of the time left is fair when
+a plan has small and large networks.
 """
 
 import time
@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+from codinet import files
 from codinet.backbones import ARCHITECTURES
+from codinet.runs import MOST_METRICS
 from codinet.sweep.grid import Planned
 
 
 class Progress:
-    """Where a sweep reports to; the counting is done here, what is shown is for others."""
+    """What a sweep reports to; this class counts, subclasses print."""
 
     def __enter__(self) -> "Progress":
         return self
@@ -34,7 +36,7 @@ class Progress:
         self.whole = sum(work_of(run) for run in planned)
 
     def started(self) -> None:
-        """What was there before is known; from here the time counts."""
+        """All earlier work has been counted; from here on, time is measured."""
         self.before, self.since = sum(self.work.values()), time.monotonic()
 
     def at(self, run: Planned, epochs: int) -> None:
@@ -45,12 +47,15 @@ class Progress:
         self.ended += 1
 
     def failed(self, run: Planned, why: str) -> None:
-        # Nothing is left to do for it either.
+        # No work is left for it.
         self.whole -= work_of(run) - self.work[run.name]
         self.ended += 1
 
+    def silent(self, run: Planned, minutes: float) -> None:
+        """A run has written nothing for so many minutes."""
+
     def left(self) -> float | None:
-        """Seconds, guessed from what was done in this session; None before anything was."""
+        """Estimated seconds left, from the work of this session; None before there was any."""
         done = sum(self.work.values())
         if done <= self.before:
             return None
@@ -58,7 +63,7 @@ class Progress:
 
 
 class Bar(Progress):
-    """One bar, and one line for each run that ends."""
+    """One bar, and one line for each run that ends or stalls."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -100,6 +105,9 @@ class Bar(Progress):
         super().failed(run, why)
         self._say(f"{run.name}: failed: {why}")
 
+    def silent(self, run: Planned, minutes: float) -> None:
+        self.console.print(f"{run.name}: no output for {minutes:g} minutes; see its .log and --stall-minutes")
+
     def _say(self, sentence: str) -> None:
         left = f", {_spell(self.left())}" if self.ended < self.runs else ""
         self.console.print(sentence if self.console.is_terminal else f"{sentence} ({self.ended} of {self.runs}{left})")
@@ -121,9 +129,9 @@ def work_of(run: Planned) -> float:
 
 
 def epochs_done(folder: Path) -> int:
-    """Lines of a run's metrics."""
+    """The number of lines of a run's metrics."""
     try:
-        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
+        return files.read(folder / "metrics.jsonl", MOST_METRICS).count(b"\n")
     except OSError:
         return 0
 
@@ -134,7 +142,7 @@ def _weight(run: Planned) -> float:
 
 def _spell(seconds: float | None) -> str:
     if seconds is None:
-        return "time left unknown yet"
+        return "time left not known yet"
     minutes = round(seconds / 60)
     if minutes < 1:
         return "less than a minute left"

@@ -1,7 +1,7 @@
-"""A worker's process: `codinet` with the words it is given, for as long as the sweep that started it lives.
+"""A worker's process: `codinet` with the given words, for as long as the sweep that started it lives.
 
-The sweep holds the other end of stdin. When that closes, because it was told to stop or was killed, the
-worker ends at once, which a training survives like any kill; so no two processes ever write one run folder.
+The sweep holds the other end of stdin. When that closes, because the sweep stops or was killed, the worker ends at
+once, which a training survives like any kill. So two processes never write the same run folder.
 """
 
 import os
@@ -10,7 +10,7 @@ import threading
 
 
 def _end_with_the_sweep() -> None:
-    # Not through sys.stdin: its lock, held here for ever, would be an error when the process ends.
+    # Not through sys.stdin: Python would report its lock, which is held here, as an error at exit.
     while os.read(0, 1):
         pass
     os._exit(130)

@@ -1,7 +1,7 @@
-"""From a finished run folder to a network of the zoo: weights halved, figures and paths measured again, a card.
+"""From a finished run folder to a network of the zoo: weights in half precision, new measurements, a card.
 
-The figures are of the weights as they will be loaded (half precision, widened), so that whoever evaluates the
-network finds what its card says.
+The figures are measured with the weights as they will be loaded (rounded to half precision), so that an evaluation of
+the network reproduces its card.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ from codinet.cost import CostTable, block_costs
 from codinet.data.official import KNOWN
 from codinet.environment import describe
 from codinet.errors import UserError
-from codinet.evaluate import Evaluation
+from codinet.evaluate import FIGURES, Evaluation
 from codinet.records import PathTable
 from codinet.runs import RunFolder, measure
-from codinet.zoo.card import FIGURES, FORMAT, Card
+from codinet.zoo.card import FORMAT, Card
 from codinet.zoo.open_run import widened
 from codinet.zoo.paths import packed
 from codinet.zoo.same_images import identity_of
 from codinet.zoo.shelf import NAME, zoo_folder
 
-LIMIT = 25 * 10**6  # bytes of weights that a package may bring along
-BATCH = 250  # that of `codinet eval`, for sums of another order may round otherwise
+LIMIT = 25 * 10**6  # bytes of weights that a package may contain
+BATCH = 250  # that of `codinet eval`, because another batch size may round differently
 THRESHOLD = 0.5
 _VERSIONS = ("codinet", "python", "torch")
 
@@ -32,7 +32,7 @@ _VERSIONS = ("codinet", "python", "torch")
 def add(
     run: RunFolder, name: str, data_root: Path, *, device: torch.device, replace: bool = False, into: Path | None = None
 ) -> Card:
-    """Put a run into the zoo; weights first, for the card says that they are there."""
+    """Put a run into the zoo; the card is written last, because it promises that the weights are there."""
     folder = into or zoo_folder()
     _check_name(name, folder, replace=replace)
     as_trained = _check_run(run)
@@ -44,7 +44,9 @@ def add(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"Cannot make the zoo's folder {folder}: {error.strerror}; see CODINET_ZOO.") from error
+        raise UserError(
+            f"Cannot make the zoo's folder {folder}: {error.strerror}; set CODINET_ZOO to another one."
+        ) from error
     tested, order_T = identity_of(dataset.test)
     if run.config.network.routed:
         halved |= packed(PathTable(*(column[order_T] for column in evaluation.paths)))
@@ -60,21 +62,21 @@ def add(
 def _check_name(name: str, folder: Path, *, replace: bool) -> None:
     if not NAME.fullmatch(name):
         raise UserError(
-            f"{name!r} is no name for a network; use small letters, digits, dots and dashes: cifar10-resnet32-065."
+            f"--name {name!r} does not fit; use small letters, digits, dots and dashes, such as cifar10-resnet32-065."
         )
     if (folder / f"{name}.json").exists() and not replace:
-        raise UserError(f"The zoo has a {name} already; give another --name, or --replace.")
+        raise UserError(f"The zoo already has {name}; give another --name, or --replace.")
 
 
 def _check_run(run: RunFolder) -> dict[str, float]:
-    """The run's own figures, if it is one that may be shared."""
+    """The run's own figures, if it may be shared."""
     run.require_finished()
     if "zoo" in run.environment:
-        raise UserError(f"{run.path} comes from the zoo, where it is {run.environment['zoo']}; add a run of your own.")
+        raise UserError(f"{run.path} comes from the zoo ({run.environment['zoo']}); add a run of your own.")
     if run.config.source not in KNOWN:
         raise UserError(
-            f"{run.path} was trained on {Path(run.config.source).name}, which others do not have; the zoo takes "
-            f"networks of {', '.join(KNOWN)}."
+            f"{run.path} was trained on {Path(run.config.source).name}; the zoo takes only networks trained on "
+            f"{', '.join(KNOWN)}."
         )
     figures = run.load_evaluation()
     return {key: figures[key] for key in FIGURES}
@@ -83,7 +85,7 @@ def _check_run(run: RunFolder) -> dict[str, float]:
 def _halved(key: str, tensor: torch.Tensor, run: RunFolder) -> torch.Tensor:
     half = tensor.half() if tensor.is_floating_point() else tensor
     if not bool(torch.isfinite(half).all()):
-        raise UserError(f"{key} of {run.path} is too large for half precision, which the zoo keeps; train it again.")
+        raise UserError(f"{key} of {run.path} is too large for half precision, which the zoo uses; train it again.")
     return half
 
 
@@ -92,8 +94,8 @@ def _check_room(folder: Path, file: Path, tensors: dict[str, torch.Tensor]) -> N
     own = sum(tensor.nbytes for tensor in tensors.values())
     if others + own > LIMIT:
         raise UserError(
-            f"The zoo would grow to {(others + own) / 1e6:.1f} MB of weights, and it may hold {LIMIT / 1e6:.0f}; "
-            "take a network out first."
+            f"The zoo would grow to {(others + own) / 1e6:.1f} MB of weights, and the limit is {LIMIT / 1e6:.0f}; "
+            "remove a network first."
         )
 
 

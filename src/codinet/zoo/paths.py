@@ -1,7 +1,7 @@
-"""The path table that comes with a routed network: how each test image went, a byte for each decision.
+"""The path table of a routed network: how each test image was routed, in one byte per decision.
 
-Its rows are in the order that `same_images` gives any copy of the data set. It lies in the file of the weights, under
-names of its own.
+Its rows are in the order that `same_images` gives any copy of the data set. It is stored in the file of the weights,
+under names with a prefix.
 """
 
 import torch
@@ -14,7 +14,7 @@ _HALF = 128  # a probability of one half
 
 
 def packed(paths: PathTable) -> dict[str, torch.Tensor]:
-    """Run probabilities in 256ths; from the half on are those of the blocks that ran."""
+    """Run probabilities in 256ths; those of the blocks that ran are one half or more."""
     byte_TN = (paths.run_probability_TN * 256).long().clamp(max=255)
     byte_TN = torch.where(paths.path_TN == 1, byte_TN.clamp(min=_HALF), byte_TN.clamp(max=_HALF - 1))
     columns = {
@@ -26,17 +26,25 @@ def packed(paths: PathTable) -> dict[str, torch.Tensor]:
     return {PREFIX + name: column for name, column in columns.items()}
 
 
-def unpacked(tensors: dict[str, torch.Tensor], table: CostTable) -> PathTable | None:
-    """The table among a file's tensors; None where there is none, as for static networks."""
+def unpacked(tensors: dict[str, torch.Tensor], table: CostTable) -> dict[str, torch.Tensor] | None:
+    """The columns of the path table among a file's tensors; None where there are none, as for static networks.
+
+    Columns that are missing or of another type are left out.
+    """
     if not any(name.startswith(PREFIX) for name in tensors):
         return None
-    byte_TN = tensors[PREFIX + "run_probability"]
-    path_TN = (byte_TN >= _HALF).to(torch.uint8)
-    return PathTable(
-        path_TN=path_TN,
-        run_probability_TN=(byte_TN.float() + 0.5) / 256,
-        label_T=tensors[PREFIX + "label"].long(),
-        prediction_T=tensors[PREFIX + "prediction"].long(),
-        confidence_T=tensors[PREFIX + "confidence"].float(),
-        macs_T=table.path_macs(path_TN),
-    )
+    found: dict[str, torch.Tensor] = {}
+    byte_TN = tensors.get(PREFIX + "run_probability")
+    if byte_TN is not None and byte_TN.dtype == torch.uint8 and byte_TN.shape[1:] == (len(table.run_N),):
+        found["path_TN"] = (byte_TN >= _HALF).to(torch.uint8)
+        found["run_probability_TN"] = (byte_TN.float() + 0.5) / 256
+        found["macs_T"] = table.path_macs(found["path_TN"])
+    for name, stored, loaded in (
+        ("label_T", torch.int16, torch.int64),
+        ("prediction_T", torch.int16, torch.int64),
+        ("confidence_T", torch.float16, torch.float32),
+    ):
+        column = tensors.get(PREFIX + name.removesuffix("_T"))
+        if column is not None and column.dtype == stored:
+            found[name] = column.to(loaded)
+    return found

@@ -1,6 +1,6 @@
-"""What `create_model(…, pretrained=…)` gives: a network of the zoo by its name, or by its data set.
+"""`create_model(…, pretrained=…)`: a network of the zoo by its name, or by its data set.
 
-Imported with the package, so it imports little; the rest waits for somebody to ask.
+Imported with the package, so the rest of the zoo is imported only when it is used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def list_pretrained() -> list[str]:
-    """Names that `create_model(…, pretrained=…)` takes."""
+    """The names that `create_model(…, pretrained=…)` accepts."""
     from codinet.zoo.shelf import cards
 
     return [card.name for card in cards()]
 
 
 def trained(pretrained: str, asked: dict[str, Any]) -> CoDiNet:
-    """The network of that name; or, for a data set, the most accurate one of the kind that is asked for.
+    """The network of that name; or, for a data set, the most accurate one of the requested kind.
 
     `asked` holds fields of `ModelConfig`; a network of the zoo that differs in one of them is a `UserError`.
     """
@@ -43,17 +43,17 @@ def trained(pretrained: str, asked: dict[str, Any]) -> CoDiNet:
     difference = _difference(card, asked)
     if difference is not None:
         field, has, wanted = difference
-        raise UserError(f"{card.name} of the zoo has {field} {has}, not {wanted}; ask for it so, or leave it out.")
+        raise UserError(f"{card.name} of the zoo has {field}={has!r}, got {wanted!r}; pass {has!r}, or leave it out.")
     return open_entry(card).load_model()
 
 
 def _kind(asked: dict[str, Any]) -> dict[str, Any]:
-    """What chooses among networks of a data set; the number of classes is the data set's, and is checked after."""
+    """The fields that choose among the networks of a data set; classes and channels are checked afterwards."""
     return {field: value for field, value in asked.items() if field not in ("num_classes", "in_channels")}
 
 
 def _difference(card: "Card", asked: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first field in which a network is not as asked for: its name, what it is, what was asked for."""
+    """The first field that differs from the request: its name, the network's value, the requested value."""
     network = card.config().network
     has = {
         "arch": network.arch,

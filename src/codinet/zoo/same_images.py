@@ -1,7 +1,7 @@
-"""The test images that a card's figures are of, in whatever order they lie.
+"""Recognising the test images of a card, in whatever order they are.
 
-What a network of the zoo was trained on matters to nobody who measures it, and copies of a data set differ in their
-order; so a card tells its test images by a digest of the set of them.
+To reproduce a card's figures the same test images are enough, and copies of a data set differ in their order. So a card
+has a digest of the set of test images.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from codinet.zoo.open_run import ZooRun
 
 
 class Identity(NamedTuple):
-    """What tells a set of labelled images, and one order of them, whatever order they lie in."""
+    """A digest of a set of labelled images, and a canonical order of them; neither depends on their own order."""
 
     digest: str
-    order_T: torch.Tensor  # places
+    order_T: torch.Tensor  # indices
 
 
 def identity_of(split: Split) -> Identity:
@@ -33,7 +33,7 @@ def identity_of(split: Split) -> Identity:
 
 
 def same_data(entry: ZooRun, data_root: Path) -> Dataset:
-    """The data set, if the card's figures are of its test images."""
+    """The data set, if the card's figures were measured on its test images; `UserError` otherwise."""
     dataset = entry.load_dataset(data_root)
     if identity_of(dataset.test).digest != entry.card["test_sha256"]:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Where networks of the zoo lie, and finding one. Reads cards, not weights."""
+"""The folder of the zoo, and finding a network in it. Reads cards, not weights."""
 
 import logging
 import os
@@ -18,18 +18,18 @@ _log = logging.getLogger(__name__)
 
 
 def zoo_folder() -> Path:
-    """That of the package, or the one that CODINET_ZOO names."""
+    """The folder of the package, or the one in the variable CODINET_ZOO."""
     return Path(os.environ.get("CODINET_ZOO") or PACKAGED)
 
 
 def cards(folder: Path | None = None) -> list[Card]:
-    """Every network's card, by name; files that are none are told of and left out."""
+    """The cards of all networks, sorted by name; invalid files are skipped with a warning."""
     found = []
     for file in _files(folder):
         try:
             found.append(Card.read(file))
         except UserError as error:
-            _tell(f"{error} It is left out of the zoo.")
+            _warn(f"{error} It is skipped.")
     return found
 
 
@@ -38,18 +38,18 @@ def _files(folder: Path | None) -> list[Path]:
 
 
 @cache
-def _tell(sentence: str) -> None:
-    """Once, however often the zoo is read."""
+def _warn(sentence: str) -> None:
+    """Warn once, however often the zoo is read."""
     _log.warning(sentence)
 
 
 def listed(folder: Path | None = None) -> list[dict[str, Any]]:
-    """What `codinet models` tells of each."""
+    """The entries of each card that `codinet models` shows."""
     return [{key: card[key] for key in LISTED} for card in cards(folder)]
 
 
 def find(name: str, folder: Path | None = None) -> Card:
-    """The card of that name, or the error that says which there are."""
+    """The card of that name; `UserError` with the known names where there is none."""
     file = next((file for file in _files(folder) if file.stem == name), None)
     if file is not None:
         return Card.read(file)
@@ -57,7 +57,7 @@ def find(name: str, folder: Path | None = None) -> Card:
 
 
 def best(there: Iterable[Card], arch: str, data: str, fits: Callable[[Card], bool]) -> Card | None:
-    """The most accurate network of that kind and data set; of equals the cheapest."""
+    """The most accurate network of that kind and data set; the cheapest of equally accurate ones."""
     found = [card for card in there if (card["arch"], card["data"]) == (arch, data) and fits(card)]
     return min(found, key=lambda card: (-card["accuracy"], card["cost_share"], card.name), default=None)
 
@@ -67,7 +67,7 @@ def weights_of(card: Card, folder: Path | None = None) -> Path:
 
 
 def missing(what: str, name: str, there: dict[str, Any] | list[str]) -> UserError:
-    """The error for a name that the zoo has not."""
+    """The error for a name that is not in the zoo."""
     if not there:
-        return UserError(f"There is no {name!r}, for the zoo holds no networks yet; add one with codinet zoo add RUN.")
+        return UserError(f"There is no {name!r}: the zoo is empty; add a network with codinet zoo add RUN.")
     return unknown(what, name, there)
