@@ -1,17 +1,21 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
+# `make attack` takes about an hour: 50,000 bad inputs and 1,000 kills (docs/reliability.md).
 
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format clean
+.PHONY: demo test attack lint format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m codinet.demo --out runs/demo
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+attack: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --inputs 50000 --kills 1000 --jobs 2 --table attack.md
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests scripts
