@@ -120,8 +120,8 @@ def _require_same(network: AdoptedChain, shape: tuple[int, int, int]) -> None:
     images_1CHW = torch.randn(1, *shape, generator=own).to(weight.device, weight.dtype)
     with in_evaluation(network):
         wished_1K = network.module(images_1CHW)
-        if not isinstance(wished_1K, torch.Tensor) or wished_1K.ndim != 2:
-            raise UserError(f"make_dynamic needs a network that returns logits of B×K, got {shown(wished_1K)}.")
+        if not isinstance(wished_1K, torch.Tensor):
+            raise UserError(f"make_dynamic needs a network that returns logits as a tensor, got {shown(wished_1K)}.")
         wished_1K = wished_1K.float()
         got_1K = network(images_1CHW, force=torch.ones(len(network.blocks))).logits_BK
     if not torch.allclose(got_1K, wished_1K, rtol=0.01, atol=0.01 * wished_1K.abs().max().item(), equal_nan=True):
