@@ -7,7 +7,7 @@ import torch
 from codinet import RoutedOutput, create_model
 from codinet.cost import CostTable, block_costs
 from codinet.errors import UserError
-from codinet.evaluate import evaluate, impossible_figure
+from codinet.evaluate import evaluate, exact_inference, impossible_figure
 
 # Skipping all costs 100 + 5 + 2; running the first block adds 10, the second 20 - 5.
 TABLE = CostTable(run_N=(10, 20), skip_N=(0, 5), router_N=(1, 1), fixed=100, image_shape=(1, 2, 2), paper_unit=2)
@@ -162,3 +162,14 @@ def test_figures_that_no_evaluation_has_are_named(change: dict[str, Any], odd: s
     figures = evaluate(routed(PATHS), batches(4), TABLE).summary()
     assert impossible_figure({**figures, **change}, blocks=2) == odd
     assert impossible_figure([], blocks=2) == "accuracy"
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_exact_inference_keeps_the_users_choice_of_kernels(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
+    with exact_inference():
+        assert torch.backends.cudnn.deterministic is deterministic
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.deterministic is deterministic

@@ -78,8 +78,13 @@ def impossible_figure(figures: Any, blocks: int, names: Iterable[str] = tuple(FI
 
 @contextmanager
 def exact_inference() -> Iterator[None]:
-    """No gradients, and full float32: with TF32, a GPU could decide close cases differently."""
-    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    """No gradients, and full float32: with TF32, a GPU could decide close cases differently.
+
+    The caller's choice of deterministic or benchmarked kernels stays as it is.
+    """
+    cudnn = torch.backends.cudnn
+    kept = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    with torch.inference_mode(), cudnn.flags(enabled=True, allow_tf32=False, **kept):
         yield
 
 
