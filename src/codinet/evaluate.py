@@ -80,11 +80,10 @@ def impossible_figure(figures: Any, blocks: int, names: Iterable[str] = tuple(FI
 def exact_inference() -> Iterator[None]:
     """No gradients, and full float32: with TF32, a GPU could decide close cases differently.
 
-    The caller's choice of deterministic or benchmarked kernels stays as it is.
+    The caller's choice of deterministic kernels is kept; which kernels are fastest is not tried out.
     """
     cudnn = torch.backends.cudnn
-    kept = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
-    with torch.inference_mode(), cudnn.flags(enabled=True, allow_tf32=False, **kept):
+    with torch.inference_mode(), cudnn.flags(enabled=True, deterministic=cudnn.deterministic, allow_tf32=False):
         yield
 
 
