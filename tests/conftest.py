@@ -15,15 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from tests.few_digits import save_few_digits
 
 from codinet.cli import main
 from codinet.config import NetworkConfig, RunConfig, ScheduleConfig, resolve
 from codinet.data import Dataset, load
-from codinet.data.digits import load_digits
 from codinet.files import load_tensors
 from codinet.runs import RunFolder
 from codinet.zoo.add import add
@@ -49,16 +48,7 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def digits_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """64 + 40 of the digits."""
-    digits = load_digits()
-    file = tmp_path_factory.mktemp("data") / "few.npz"
-    np.savez(
-        file,
-        x_train=digits.train.images_NCHW[:64, 0].numpy(),
-        y_train=digits.train.labels_N[:64].numpy(),
-        x_test=digits.test.images_NCHW[:40, 0].numpy(),
-        y_test=digits.test.labels_N[:40].numpy(),
-    )
-    return file
+    return save_few_digits(tmp_path_factory.mktemp("data") / "few.npz")
 
 
 @pytest.fixture(scope="session")

@@ -408,7 +408,7 @@ def test_a_training_step_mixes_the_block_and_what_skipping_leaves(style: str) ->
 
 
 def test_a_training_step_never_changes_the_modules_of_the_network() -> None:
-    """Whoever looks at the network in the middle of a forward pass finds its own parts."""
+    """In the middle of a forward pass, the network still holds its own parts."""
     torch.manual_seed(0)
     network = make_dynamic(TorchvisionStyle(Basic)).train()
     parts, names, seen = list(network.modules()), list(network.state_dict()), []

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
+from tests.few_digits import save_few_digits
 
 from codinet.data.digits import load_digits
 from codinet.files import load_tensors
@@ -59,7 +59,7 @@ def campaign(scenario: Scenario, kills: int, seed: int) -> Result:
             subprocess.Popen([sys.executable, LIVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         )
         stack.callback(driver.kill)
-        source = _images(room / "images") if scenario.images else _arrays(room / "few.npz")
+        source = _images(room / "images") if scenario.images else save_few_digits(room / "few.npz")
 
         def live(out: Path, **fate: Any) -> dict[str, Any]:
             words = ["train", str(source), "--arch", "resnet20", "--epochs", "2", "--finetune", "2", "--batch", "16"]
@@ -129,18 +129,6 @@ def _difference(one: Path, other: Path) -> str | None:
             return file
     leftovers = [path.name for path in one.rglob("*.tmp")]
     return f"a leftover ({leftovers[0]})" if leftovers else None
-
-
-def _arrays(file: Path) -> Path:
-    digits = load_digits()
-    np.savez(
-        file,
-        x_train=digits.train.images_NCHW[:64, 0].numpy(),
-        y_train=digits.train.labels_N[:64].numpy(),
-        x_test=digits.test.images_NCHW[:40, 0].numpy(),
-        y_test=digits.test.labels_N[:40].numpy(),
-    )
-    return file
 
 
 def _images(folder: Path) -> Path:

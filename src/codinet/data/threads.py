@@ -22,6 +22,8 @@ MOST = 8  # threads that decode; each may hold one whole image
 STALL_SECONDS = 600.0  # a result that takes longer than this is an error
 _LEAVE_SECONDS = 5.0  # how long `close` waits for calls that have begun
 
+Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]  # None ends one thread
+
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
 
@@ -31,10 +33,10 @@ class ThreadCrew:
 
     def __init__(self, threads: int) -> None:
         """Start up to `threads` threads; fewer if the system refuses more, `UserError` if it refuses all."""
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._calls: Calls = SimpleQueue()
         self._threads: list[threading.Thread] = []
         for number in range(max(1, threads)):
-            thread = threading.Thread(target=self._work, name=f"codinet-data-{number}", daemon=True)
+            thread = threading.Thread(target=run_calls, args=(self._calls,), name=f"codinet-data-{number}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:
@@ -68,16 +70,17 @@ class ThreadCrew:
         for thread in self._threads:
             thread.join(_LEAVE_SECONDS)
 
-    def _work(self) -> None:
-        while (queued := self._calls.get()) is not None:
-            future, call = queued
-            if not future.set_running_or_notify_cancel():
-                continue
+
+def run_calls(calls: Calls) -> None:
+    """The work of a thread: run queued calls until there is None, and give each result to its future."""
+    while (queued := calls.get()) is not None:
+        future, call = queued
+        if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-            del queued, future, call  # or the last batch would stay in memory until the next call
+        del queued, future, call  # or the last result would stay in memory until the next call
 
 
 def wait_for(futures: Iterable["Future[_T]"], doing: str) -> list[_T]:

@@ -7,7 +7,6 @@ does not reveal anything about the server's disk. The limits on connections are 
 
 import asyncio
 import ipaddress
-import queue
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +14,8 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import torch
@@ -28,6 +28,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codinet.data import read_image
+from codinet.data.threads import Calls, run_calls
 from codinet.errors import UserError
 
 _P = ParamSpec("_P")
@@ -218,7 +219,7 @@ class Workers:
     def __init__(self, threads: int, waiting: int, seconds: float) -> None:
         self.threads: list[threading.Thread] = []
         self._most, self._bound, self._seconds = threads, threads + waiting, seconds
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._jobs: Calls = SimpleQueue()
         self._pending, self._lock = 0, threading.Lock()
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -251,7 +252,7 @@ class Workers:
 
     def _start_threads(self) -> None:
         while len(self.threads) < self._most:
-            thread = threading.Thread(target=self._work, name="codinet-explore", daemon=True)
+            thread = threading.Thread(target=run_calls, args=(self._jobs,), name="codinet-explore", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # the system has no thread left
@@ -259,19 +260,6 @@ class Workers:
                     return
                 raise BusyError from error
             self.threads.append(thread)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            future, call = job
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = call()
-                except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
-                    del result
-            del job, future, call  # or they would stay in memory until the next one comes
 
 
 # uploads

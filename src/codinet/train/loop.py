@@ -150,6 +150,7 @@ class _Training:
     def run(self) -> tuple[RunFolder, Evaluation]:
         with ExitStack() as claim:
             self.folder = self.world.lead(lambda: claim.enter_context(self._claim()))
+            self.identity = identify(self.folder.config, self.folder.data)
             self.world.each(self._require_same_data)
             if not self.world.lead(lambda: self.folder.finished):
                 return self._train()
@@ -190,8 +191,7 @@ class _Training:
         checkpoints = self.folder.path / CHECKPOINTS
         for place in (self.folder.path, checkpoints):
             files.sweep(place)
-        run = identify(self.folder.config, self.folder.data)
-        found = checkpoint.latest(checkpoints, self.reporter.warn, run) or Checkpoint()
+        found = checkpoint.latest(checkpoints, self.reporter.warn, self.identity) or Checkpoint()
         self.folder.keep_metrics(self.folder.metrics()[: found.position.rows])
         return found
 
@@ -340,8 +340,7 @@ class _Training:
     def _save(self, position: Position, step: Step) -> None:
         stage = self.stages[min(position.stage, len(self.stages) - 1)]
         self.world.each(partial(self._stop_if_not_finite, stage, position.epoch, step))
-        run = identify(self.folder.config, self.folder.data)
-        checkpoint.save(self.folder.path / CHECKPOINTS, position, self.model, step, self.controller, run)
+        checkpoint.save(self.folder.path / CHECKPOINTS, position, self.model, step, self.controller, self.identity)
         self.saved_at = time.monotonic()
 
 
