@@ -18,15 +18,13 @@ attack: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --inputs 50000 --kills 1000 --jobs 2 --table attack.md
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests scripts
-	$(BIN)/ruff format --check src tests scripts
+	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff format --check src tests tools
 	$(BIN)/mypy
-	$(BIN)/python scripts/tree.py --check || (echo "README's tree is behind: make format" && exit 1)
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests scripts
-	$(BIN)/ruff format src tests scripts
-	$(BIN)/python scripts/tree.py
+	$(BIN)/ruff check --fix src tests tools
+	$(BIN)/ruff format src tests tools
 
 # torch comes first and pinned, so that no other package's wish for "any torch" pulls a different build.
 $(STAMP): pyproject.toml constraints.txt

@@ -18,6 +18,12 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if not torch.cuda.is_available():
+    # Without a GPU, kernels run in Triton's interpreter. Triton reads this when it is first imported, which importing
+    # codinet may do.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from tests.few_digits import save_few_digits
 
 from codinet.cli import main
@@ -25,14 +31,10 @@ from codinet.config import NetworkConfig, RunConfig, ScheduleConfig, resolve
 from codinet.data import Dataset, load
 from codinet.files import load_tensors
 from codinet.runs import RunFolder
-from codinet.zoo.add import add
+from tools.zoo_add import add
 
 # Runs note their commit; asking git each time would be slow.
 os.environ.setdefault("CODINET_COMMIT", "tests")
-if not torch.cuda.is_available():
-    # Read when a kernel is defined; without a GPU they run in Triton's interpreter.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 
 # By default an example that takes 200 ms fails its test, which a busy machine brings about by itself.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -81,12 +83,14 @@ def train_words(digits_npz: Path) -> Callable[..., list[str]]:
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory, train_words: Callable[..., list[str]]) -> Path:
-    """A finished run folder; tests leave it as it is."""
+def finished_run(tmp_path_factory: pytest.TempPathFactory, train_words: Callable[..., list[str]]) -> Iterator[Path]:
+    """A finished run folder. Tests must not change it; copy it, or use `own_run`."""
     out = tmp_path_factory.mktemp("runs") / "finished"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert main(train_words(out)) == 0
-    return out
+    before = sorted(out.rglob("*"))
+    yield out
+    assert sorted(out.rglob("*")) == before, "a test wrote into finished_run"
 
 
 @pytest.fixture
@@ -220,7 +224,7 @@ import sys
 from pathlib import Path
 from codinet import files
 
-with files.held(Path(sys.argv[1]), "not expected"):
+with files.lock_folder(Path(sys.argv[1]), "not expected"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -228,7 +232,7 @@ with files.held(Path(sys.argv[1]), "not expected"):
 
 @pytest.fixture
 def held_by_another() -> Callable[[Path], AbstractContextManager[None]]:
-    """Has another process hold a folder (`files.held`) until it is killed."""
+    """Has another process hold a folder (`files.lock_folder`) until it is killed."""
 
     @contextlib.contextmanager
     def hold(folder: Path) -> Iterator[None]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from codinet.data.digits import load_digits
+from codinet.data.npz import load_digits
 
 
 def save_few_digits(file: Path) -> Path:

@@ -30,9 +30,9 @@ def torchvision_resnet50_shapes(num_classes: int = 1000) -> dict[str, tuple[int,
 
     convolution("conv1", "bn1", 64, 3, 7)
     channels = 64
-    for stage, (count, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=1):
+    for group, (count, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=1):
         for position in range(count):
-            block = f"layer{stage}.{position}"
+            block = f"layer{group}.{position}"
             convolution(f"{block}.conv1", f"{block}.bn1", width, channels, 1)
             convolution(f"{block}.conv2", f"{block}.bn2", width, width, 3)
             convolution(f"{block}.conv3", f"{block}.bn3", 4 * width, width, 1)
@@ -105,11 +105,11 @@ def test_blocks_follow_the_published_counts_widths_and_strides(name: str) -> Non
         model = create_model(name, routed=False)
         x = model.stem(torch.empty(1, 3, shape.image_size, shape.image_size))
         size, position = x.shape[-1], 0
-        for stage, (count, width) in enumerate(zip(shape.counts, shape.widths, strict=True)):
+        for group, (count, width) in enumerate(zip(shape.counts, shape.widths, strict=True)):
             for _ in range(count):
                 x = model.blocks[position](x)
                 position += 1
-                assert x.shape[1:] == (width * shape.block.expansion, size >> stage, size >> stage)
+                assert x.shape[1:] == (width * shape.block.expansion, size >> group, size >> group)
     assert position == len(model.blocks) == shape.blocks
 
 
@@ -123,8 +123,8 @@ def test_the_depth_in_a_small_nets_name_counts_its_layers(depth: int) -> None:
 @pytest.mark.parametrize(
     ("name", "macs"), [("resnet14", 26_395_264), ("resnet26", 54_706_816), ("resnet62", 139_641_472)]
 )
-def test_a_step_of_six_layers_is_one_block_more_in_each_stage(name: str, macs: int) -> None:
-    """From ResNet-32 on: 2 · 9 · 16² · 32² MACs a block, in three stages alike."""
+def test_six_more_layers_are_one_more_block_per_group(name: str, macs: int) -> None:
+    """From ResNet-32 on: 2 · 9 · 16² · 32² MACs per block in each of the three groups."""
     steps = ARCHITECTURES[name].counts[0] - 5
     assert macs == 68_862_592 + steps * 3 * 2 * 9 * 16**2 * 32**2
     with torch.device("meta"):
@@ -201,11 +201,11 @@ def test_a_block_of_impossible_sizes_is_refused(kind: Any, sizes: tuple[Any, ...
 
 
 def test_a_basic_block_does_not_lose_channels() -> None:
-    with pytest.raises(UserError, match="width must be at least in_channels, 8, got 4"):
+    with pytest.raises(UserError, match=r"width must be at least in_channels \(8\), got 4"):
         BasicBlock(8, 4, 1, "3x3")
 
 
 @pytest.mark.parametrize(("counts", "widths"), [((1, 1), (4,)), ((), ()), ((0,), (4,)), ((1,), (0,))])
-def test_an_architecture_has_blocks_of_some_width_in_every_stage(counts: Any, widths: Any) -> None:
-    with pytest.raises(UserError, match="stage"):
+def test_every_group_of_an_architecture_has_blocks_and_a_width(counts: Any, widths: Any) -> None:
+    with pytest.raises(UserError, match="group"):
         Architecture(BasicBlock, counts, widths, image_size=32, paper_unit=1)

@@ -73,16 +73,16 @@ COMMANDS = [
     (["trian"], "Unknown command 'trian'", "perhaps you meant train"),
     (["train", "digits", "--badflag"], "Unrecognized options: --badflag", "codinet train --help"),
     (["train", "digits", "--epoch", "3"], "Unrecognized options: --epoch", "perhaps you meant --epochs"),
-    (["train", "digits", "--epochs", "few"], "--epochs takes a whole number, not 'few'", "codinet train --help"),
+    (["train", "digits", "--epochs", "few"], "--epochs must be a whole number, got 'few'", "codinet train --help"),
     (["train"], "Missing from codinet train", "codinet train --help"),
-    (["train", "cifar11"], "no data set, folder or .npz file called 'cifar11'", "perhaps you meant cifar10"),
+    (["train", "cifar11"], "Unknown data set 'cifar11'", "perhaps you meant cifar10"),
     (["train", "digits", "--preset", "papre"], "Unknown preset 'papre'", "perhaps you meant paper"),
-    (["train", "digits", "--device", "gpu"], "There is no device 'gpu'", "use --device cpu"),
+    (["train", "digits", "--device", "gpu"], "Device 'gpu' is not available", "use --device cpu"),
     (["eval", "no/such/run"], "There is no run folder no/such/run", "codinet train"),
     (["predict", "no/such/run", "a.png"], "There is no run folder", "codinet train"),
     (["eval"], "Missing from codinet eval", "codinet eval --help"),
-    (["data", "download", "cifr10"], "no data set is called 'cifr10'", "perhaps you meant cifar10"),
-    (["data", "verify"], "Say what to verify", "codinet data verify cifar10"),
+    (["data", "download", "cifr10"], "Unknown data set 'cifr10'", "perhaps you meant cifar10"),
+    (["data", "verify"], "verify requires a data set", "codinet data verify cifar10"),
 ]
 
 
@@ -95,35 +95,35 @@ def test_words_that_are_no_command(words: list[str], cause: str, way_out: str, c
 
 SETTINGS = [
     (["--arch", "resnet21"], "Unknown architecture 'resnet21'", "perhaps you meant resnet"),
-    (["--router", "fcc"], "invalid choice 'fcc'", "('fc', 'cnn', 'rnn')"),
-    (["--budget", "0"], "A budget of 0 is not a share", "a number above 0 and up to 1"),
-    (["--budget", "1.5"], "A budget of 1.5 is not a share", "a number above 0 and up to 1"),
-    (["--budget", "0.001"], "A budget of 0.001 cannot be met", "ask for more"),
-    (["--budget", "0.5", "--gamma", "0.1"], "--budget and --gamma exclude each other", "not both"),
-    (["--budget", "nan"], "--budget nan is not a finite number", "give one"),
-    (["--batch", "1"], "--batch 1 is too small", "use 2 or more"),
-    (["--batch", "65"], "--batch 65 is more than the 64 training images", "use a smaller one"),
-    (["--views", "1"], "--views 1 makes only one", "use --views 2 or --alpha 0"),
-    (["--epochs", "0"], "--epochs 0 trains nothing", "use 1 or more"),
-    (["--finetune", "-1"], "--finetune -1 is negative", "use 0 to leave stage 2 out"),
-    (["--lr", "-0.1"], "Learning rates", "above 0"),
-    (["--lr", "inf"], "--lr inf is not a finite number", "give one"),
-    (["--momentum", "1"], "--momentum 1", "must lie in [0, 1)"),
-    (["--tau", "0"], "--tau 0", "above 0"),
+    (["--router", "fcc"], "--router must be one of 'fc', 'cnn', 'rnn'", "codinet train --help"),
+    (["--budget", "0"], "--budget must be above 0", "at most 1 (the cost of the static network), got 0"),
+    (["--budget", "1.5"], "--budget must be above 0", "at most 1 (the cost of the static network), got 1.5"),
+    (["--budget", "0.001"], "The budget must be at least 0.0090", "with every block skipped, got 0.001"),
+    (["--budget", "0.5", "--gamma", "0.1"], "--budget and --gamma exclude each other", "leave one out"),
+    (["--budget", "nan"], "--budget must be", "a finite number, got nan"),
+    (["--batch", "1"], "--batch must be", "2 or more, got 1"),
+    (["--batch", "65"], "--batch must be at most 64", "the number of training images, got 65"),
+    (["--views", "1"], "compares views of an image", "use --views 2 or more, or --alpha 0"),
+    (["--epochs", "0"], "--epochs must be", "1 or more, got 0"),
+    (["--finetune", "-1"], "--finetune must be 0 or more, got -1", "0 leaves stage 2 out"),
+    (["--lr", "-0.1"], "--lr must be", "above 0, got -0.1"),
+    (["--lr", "inf"], "--lr must be", "a finite number, got inf"),
+    (["--momentum", "1"], "--momentum must be", "at least 0 and below 1, got 1"),
+    (["--tau", "0"], "--tau must be", "at least 1e-06, got 0"),
     (["--alpha", "-1"], "Loss weights", "must not be negative"),
-    (["--holdout", "64"], "--holdout 64 leaves nothing of 64 training images", "hold out fewer"),
-    (["--image-size", "16"], "few has images of 8×8", "leave the image size out"),
-    (["--seed", "-1"], "--seed -1 is out of range", "from 0 to"),
-    (["--no-routed", "--budget", "0.5"], "--budget needs routers", "leave out one of them"),
-    (["--milestones", "30", "60"], "--milestones 30 60 are not rising shares", "such as 0.6 0.8"),
-    (["--milestones", "0.5", "--schedule", "cosine"], "--milestones need --schedule multistep", "leave out one"),
-    (["--label-smoothing", "1"], "--label-smoothing 1 must lie in [0, 1)", "0.1 is usual"),
-    (["--ema", "1"], "--ema 1 must lie in [0, 1)", "0.999 is usual"),
-    (["--distill", "0.5"], "--distill 0.5 requires --teacher", "give --teacher a run folder"),
-    (["--teacher", "no/run", "--distill", "0"], "--teacher has no effect with --distill 0", "give --distill a number"),
+    (["--holdout", "64"], "--holdout must be below 64", "the number of training images"),
+    (["--image-size", "16"], "few has images of 8×8", "omit the image size"),
+    (["--seed", "-1"], "--seed must be a whole number", "from 0 to 4294967295, got -1"),
+    (["--no-routed", "--budget", "0.5"], "--budget requires routers", "leave one of the two out"),
+    (["--milestones", "30", "60"], "--milestones must be rising numbers between 0 and 1", "such as 0.6 0.8"),
+    (["--milestones", "0.5", "--schedule", "cosine"], "--milestones requires", "--schedule multistep, got cosine"),
+    (["--label-smoothing", "1"], "--label-smoothing must be", "at least 0 and below 1, got 1"),
+    (["--ema", "1"], "--ema must be", "at least 0 and below 1, got 1"),
+    (["--distill", "0.5"], "--distill requires --teacher", "a run folder or zoo:NAME"),
+    (["--teacher", "no/run", "--distill", "0"], "--teacher requires", "--distill above 0, got 0"),
     (["--teacher", "no/run"], "--teacher no/run cannot be used: There is no", "codinet train"),
     (["--start", "no/run"], "--start no/run cannot be used: There is no run folder", "codinet train"),
-    (["--device", "cuda:99"], "There is no device 'cuda:99'", "use --device cpu"),
+    (["--device", "cuda:99"], "Device 'cuda:99' is not available", "use --device cpu"),
 ]
 
 
@@ -214,12 +214,12 @@ def arrays_of_other_names(place: Place) -> Path:
 
 
 DATA = [
-    (missing_folder, "called", "names are digits"),
-    (missing_npz, "there is no file", "check the path"),
-    (empty_folder, "has no class folders", "a folder of its own"),
-    (class_without_images, "fox has no image", "or remove it"),
+    (missing_folder, "Unknown data set", "choose from digits"),
+    (missing_npz, "does not exist", "check the path"),
+    (empty_folder, "has no class folders", "a separate folder"),
+    (class_without_images, "fox has no images", "or remove it"),
     (one_class_only, "one class folder only (cat)", "at least two"),
-    (unreadable_image, "torn.png is damaged or cut short", "replace or remove it"),
+    (unreadable_image, "torn.png is damaged or truncated", "replace or remove it"),
     (no_image, "song.png is not an image", "use one of PNG"),
     (another_kind_of_file, "table.csv is neither an image folder nor an .npz file", "give one of these"),
     (torn_npz, "mine.npz is damaged", "write it again"),
@@ -229,7 +229,7 @@ DATA = [
     (fewer_labels_than_images, "64 images in 'x_train' but 63 labels", "each image needs one label"),
     (floats_out_of_range, "floats from 7.5", "scale them to 0 to 1"),
     (images_of_another_size, "test images of shape (1, 9, 9)", "make them the same"),
-    (arrays_of_other_names, "holds nothing", "it needs x_train"),
+    (arrays_of_other_names, "has nothing", "it needs x_train"),
 ]
 
 
@@ -310,12 +310,12 @@ RUNS = [
     (damaged_weights, "model.safetensors is damaged: its contents do not match", "restore it or train again"),
     (torn_weights, "model.safetensors is damaged", "restore it or train again"),
     (foreign_weights, "was not written by codinet", "restore it or train again"),
-    (no_weights, "holds no finished network", "--resume"),
+    (no_weights, "has no trained network yet", "--resume"),
     (damaged_config, "config.json cannot be read as JSON", "restore it or train again"),
     (config_of_another_kind, "config.json is not a run's config", "restore it or train again"),
-    (config_with_another_network, "does not fit resnet32", "restore the run's own file or train again"),
+    (config_with_another_network, "does not fit resnet32", "restore the file or train again"),
     (no_config, "config.json does not exist", "a run folder"),
-    (data_moved_away, "there is no file gone/few.npz", "check the path"),
+    (data_moved_away, "The file gone/few.npz does not exist", "check the path"),
 ]
 
 
@@ -350,7 +350,7 @@ def test_runs_that_cannot_be_learnt_from(
 def test_a_start_from_another_network(place: Place, capsys: Said) -> None:
     sentence = refused(place.train("--start", str(place.finished), "--arch", "resnet32"), capsys)
     assert "holds a resnet20 that does not fit this network" in sentence
-    assert "start from a run of the same architecture" in sentence
+    assert "use a run of the same architecture" in sentence
     assert not (place.folder / "out").exists()
 
 
@@ -358,7 +358,7 @@ def test_a_teacher_of_other_classes(place: Place, capsys: Said) -> None:
     source = place.arrays(y_train=np.arange(64) % 3, y_test=np.arange(40) % 3)
     words = place.train("--teacher", str(place.finished), "--distill", "0.5", source=source)
     sentence = refused(words, capsys)
-    assert "The teacher knows 10 classes" in sentence
+    assert "The teacher must be trained on the classes and the image size" in sentence
     assert "mine has 3 classes" in sentence
     assert not (place.folder / "out").exists()
 
@@ -369,7 +369,7 @@ def test_a_teacher_of_other_classes(place: Place, capsys: Said) -> None:
         (["--threshold", "1.5"], "--threshold must be a number from 0 to 1, got 1.5", "from 0 to 1"),
         (["--threshold", "nan"], "--threshold must be a number from 0 to 1, got nan", "from 0 to 1"),
         (["--batch", "0"], "--batch must be 1 or more", "got 0"),
-        (["--device", "meta"], "There is no device 'meta'", "use --device cpu"),
+        (["--device", "meta"], "Device 'meta' is not available", "use --device cpu"),
         (["--paths", "/dev/null/table"], "Could not write /dev/null/table", "choose another folder"),
     ],
 )
@@ -407,12 +407,12 @@ def test_a_run_begun_on_other_data(place: Place, capsys: Said) -> None:
     place.arrays(y_train=np.arange(64) % 10)
     sentence = refused(place.train("--resume", source=file), capsys)
     assert "was started on other data than mine holds now" in sentence
-    assert "restore it or start anew" in sentence
+    assert "restore the data or choose another --out" in sentence
 
 
 def test_a_folder_below_a_file(place: Place, capsys: Said) -> None:
     sentence = refused(place.train(out=place.npz / "run"), capsys)
-    assert "Cannot work in the folder" in sentence
+    assert "Cannot write to the folder" in sentence
     assert "choose another --out" in sentence
 
 
@@ -440,6 +440,6 @@ def test_a_learning_rate_that_breaks_the_losses(place: Place, capsys: Said) -> N
     assert said.out == ""
     assert "Traceback" not in said.err
     sentence = said.err.splitlines()[-1]
-    assert re.search(r"The \w+ loss stopped being a finite number at step \d of epoch 1 of the joint stage", sentence)
+    assert re.search(r"The \w+ loss was not finite at step \d of epoch 1 of the joint stage", sentence)
     assert "start again with a lower --lr" in sentence
     assert not list((place.folder / "out" / "checkpoints").glob("*.safetensors"))

@@ -20,6 +20,7 @@ from codinet.config import (
     from_dict,
     resolve,
     to_dict,
+    unused_settings,
 )
 from codinet.errors import UserError
 
@@ -62,7 +63,7 @@ def test_json_gives_back_the_same_config(config: RunConfig) -> None:
     assert again.source == config.source
 
 
-def test_where_the_data_lie_does_not_tell_runs_apart() -> None:
+def test_the_location_of_the_data_is_not_compared() -> None:
     assert run(source="/here/flowers") == run(source="flowers")
     assert run(source="flowers", seed=1) != run(source="flowers")
 
@@ -75,7 +76,7 @@ def test_where_the_data_lie_does_not_tell_runs_apart() -> None:
         ({"seed": True}, "config.seed must be a whole number, got True"),
         ({"seed": 1.0}, "config.seed must be a whole number, got 1.0"),
         ({"source": 3}, "config.source must be text, got 3"),
-        ({"losses": []}, r"config.losses must hold named values, got \[\]"),
+        ({"losses": []}, r"config.losses must be a JSON object, got \[\]"),
         ({"losses": {}}, "config.losses .*unknown or missing entries alpha, beta"),
         (
             {"schedule": {**to_dict(run())["schedule"], "schedule": "linear"}},
@@ -85,7 +86,7 @@ def test_where_the_data_lie_does_not_tell_runs_apart() -> None:
         ({"network": {**to_dict(run())["network"], "routed": 1}}, "config.network.routed must be True or False, got 1"),
     ],
 )
-def test_entries_that_do_not_fit_are_named(change: dict[str, Any], words: str) -> None:
+def test_wrong_entries_are_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         from_dict({**to_dict(run()), **change})
 
@@ -97,24 +98,24 @@ def test_a_missing_entry_is_named() -> None:
         from_dict(values)
 
 
-def test_a_config_from_before_these_options_has_none_of_them() -> None:
+def test_an_older_config_gets_the_defaults_of_new_settings() -> None:
     values = to_dict(run())
     del values["extra"], values["schedule"]["milestones"]
     assert from_dict(values) == run()
-    values["network"]["milestones"] = [0.5]  # where it never stood
+    values["network"]["milestones"] = [0.5]  # not a setting of the network
     with pytest.raises(UserError, match=r"config.network .*entries milestones"):
         from_dict(values)
 
 
 @pytest.mark.parametrize("value", [0.5, ["a"], [True], None])
-def test_milestones_of_another_kind_do_not_fit(value: Any) -> None:
+def test_milestones_of_the_wrong_type_are_refused(value: Any) -> None:
     values = to_dict(run())
     values["schedule"]["milestones"] = value
-    with pytest.raises(UserError, match=r"config.schedule.milestones must be a list of which each is a number"):
+    with pytest.raises(UserError, match=r"config.schedule.milestones must be a list, each item a number"):
         from_dict(values)
 
 
-def test_a_whole_number_stands_for_a_float() -> None:
+def test_an_int_is_accepted_for_a_float() -> None:
     values = to_dict(run())
     values["network"]["tau"] = 2
     assert from_dict(values).network.tau == 2
@@ -129,29 +130,29 @@ def test_a_whole_number_stands_for_a_float() -> None:
         (run(network={"routed": False}), None),
     ],
 )
-def test_the_budget_that_is_not_given(config: RunConfig, budget: float | None) -> None:
+def test_the_default_budget(config: RunConfig, budget: float | None) -> None:
     assert resolve(config).losses.budget == budget
 
 
-def test_a_teacher_has_half_the_say_unless_told() -> None:
+def test_the_default_weight_of_a_teacher() -> None:
     assert resolve(run()).extra.distill is None
     assert resolve(run(extra={"teacher": "run"})).extra.distill == 0.5
     assert resolve(run(extra={"teacher": "run", "distill": 0.9})).extra.distill == 0.9
 
 
-def test_the_batch_that_is_not_given_depends_on_the_device() -> None:
+def test_the_default_batch_depends_on_the_device() -> None:
     assert resolve(run(), gpu=True).schedule.batch == 512
     assert resolve(run(), gpu=False).schedule.batch == 64
     assert resolve(run(schedule={"batch": 7}), gpu=True).schedule.batch == 7
 
 
-def test_no_two_settings_have_one_name() -> None:
+def test_the_names_of_settings_are_unique() -> None:
     values = to_dict(run())
     parts = [part for part in values.values() if isinstance(part, dict)]
     assert len(flat(values)) == sum(map(len, parts)) + len(values) - len(parts)
 
 
-def test_the_first_difference_is_told() -> None:
+def test_the_first_difference_is_described() -> None:
     old, new = (flat(to_dict(run(schedule={"lr": rate, "epochs": epochs}))) for rate, epochs in ((0.1, 3), (0.2, 4)))
     assert first_difference(old, new) == "epochs was 3, now 4"
     assert first_difference(old, old) is None
@@ -168,9 +169,9 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"network": {"arch": "resnet21"}}, "Unknown architecture 'resnet21' .*perhaps you meant resnet"),
         ({"network": {"router": "fcc"}}, "Unknown router 'fcc' .perhaps you meant fc"),
         ({"network": {"relaxation": "gumble"}}, "perhaps you meant gumbel"),
-        ({"network": {"tau": 0}}, "--tau 0 must be above 0"),
-        ({"network": {"tau": -1.0}}, "--tau -1 must be above 0"),
-        ({"network": {"tau": 1e-300}}, "--tau 1e-300 must be above 0, at least 1e-06"),
+        ({"network": {"tau": 0}}, "--tau must be at least 1e-06, got 0"),
+        ({"network": {"tau": -1.0}}, "--tau must be at least 1e-06, got -1"),
+        ({"network": {"tau": 1e-300}}, "--tau must be at least 1e-06, got 1e-300"),
         ({"network": {"tau": "1"}}, "--tau must be a number, got '1'"),
         ({"network": {"tau": 10**400}}, "--tau must be a number, got"),
         ({"network": {"stride_on": "zz"}}, "--stride-on must be one of 3x3, 1x1, got 'zz'"),
@@ -184,49 +185,55 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"schedule": {"milestones": [0.5]}}, "--milestones must be a list"),
         ({"source": None}, "--source must be text, got None"),
         ({"seed": "0"}, "--seed must be a whole number, got '0'"),
-        ({"losses": {"budget": 0.0}}, "budget of 0 "),
-        ({"losses": {"budget": 1.01}}, "budget of 1.01"),
+        ({"losses": {"budget": 0.0}}, "--budget must be above 0 and at most 1 .*, got 0"),
+        ({"losses": {"budget": 1.01}}, "--budget must be above 0 and at most 1 .*, got 1.01"),
         ({"losses": {"budget": 0.5, "gamma": 0.1}}, "--budget and --gamma exclude each other"),
         ({"losses": {"gamma": -0.1}}, "must not be negative"),
         ({"losses": {"alpha": -1.0}}, "must not be negative"),
-        ({"losses": {"m_d": float("nan")}}, "--m-d nan is not a finite number"),
-        ({"losses": {"budget": float("nan")}}, "--budget nan"),
-        ({"schedule": {"warmup": float("inf")}}, "--warmup inf"),
-        ({"schedule": {"warmup": -1.0}}, "must not be negative"),
-        ({"schedule": {"batch": 1}}, "--batch 1 is too small"),
-        ({"schedule": {"views": 0}}, "--views 0"),
-        ({"schedule": {"views": 1}}, "use --views 2 or --alpha 0"),
-        ({"schedule": {"epochs": 0}}, "--epochs 0"),
-        ({"schedule": {"finetune": -1}}, "--finetune -1"),
-        ({"schedule": {"lr": 0.0}}, "above 0"),
-        ({"schedule": {"finetune_lr": -1.0}}, "above 0"),
-        ({"schedule": {"momentum": 1.0}}, "--momentum 1"),
-        ({"schedule": {"weight_decay": -1.0}}, "--weight-decay"),
-        ({"schedule": {"milestones": (0.8, 0.6)}}, "--milestones 0.8 0.6 are not rising shares"),
-        ({"schedule": {"milestones": (30.0, 60.0)}}, "--milestones 30 60 are not rising shares"),
-        ({"schedule": {"milestones": (float("nan"),)}}, "--milestones nan is not a finite number"),
-        ({"schedule": {"milestones": (0.5,), "schedule": "cosine"}}, "--milestones need --schedule multistep"),
-        ({"network": {"routed": False}, "losses": {"budget": 0.5}}, "--budget needs routers"),
-        ({"network": {"routed": False}, "losses": {"gamma": 0.0}}, "--gamma needs routers"),
-        ({"extra": {"label_smoothing": 1.0}}, "--label-smoothing 1 must lie"),
-        ({"extra": {"label_smoothing": -0.1}}, "--label-smoothing -0.1 must lie"),
-        ({"extra": {"label_smoothing": float("nan")}}, "--label-smoothing nan"),
-        ({"extra": {"ema": 1.0}}, "--ema 1 must lie"),
-        ({"extra": {"ema": -0.1}}, "--ema -0.1 must lie"),
-        ({"extra": {"distill": 0.5}}, "give --teacher a run folder"),
-        ({"extra": {"teacher": "run", "distill": 0.0}}, "give --distill a number"),
-        ({"extra": {"teacher": "run", "distill": 1.5}}, "--distill must be a number from 0 to 1, such as 0.5, got 1.5"),
-        ({"extra": {"teacher": "run", "distill": 0.5, "distill_temperature": 0.0}}, "--distill-temperature 0"),
-        ({"extra": {"cutout": -1}}, "--cutout -1"),
-        ({"extra": {"start_sha256": "0"}}, "give --start too"),
-        ({"extra": {"teacher_sha256": "0"}}, "give --teacher too"),
-        ({"data": {"holdout": -1}}, "--holdout"),
-        ({"data": {"image_size": 4}}, "--image-size"),
-        ({"seed": -1}, "--seed -1 is out of range"),
-        ({"seed": 2**32}, "--seed 4294967296 is out of range"),
+        ({"losses": {"m_d": float("nan")}}, "--m-d must be a finite number, got nan"),
+        ({"losses": {"budget": float("nan")}}, "--budget must be a finite number, got nan"),
+        ({"schedule": {"warmup": float("inf")}}, "--warmup must be a finite number, got inf"),
+        ({"schedule": {"warmup": -1.0}}, "--warmup must not be negative, got -1"),
+        ({"schedule": {"batch": 1}}, "--batch must be 2 or more, got 1"),
+        ({"schedule": {"views": 0}}, "--views must be 1 or more, got 0"),
+        ({"schedule": {"views": 1}}, "use --views 2 or more, or --alpha 0"),
+        ({"schedule": {"epochs": 0}}, "--epochs must be 1 or more, got 0"),
+        ({"schedule": {"finetune": -1}}, "--finetune must be 0 or more, got -1"),
+        ({"schedule": {"lr": 0.0}}, "--lr must be above 0, got 0"),
+        ({"schedule": {"finetune_lr": -1.0}}, "--finetune-lr must be above 0, got -1"),
+        ({"schedule": {"momentum": 1.0}}, "--momentum must be at least 0 and below 1, got 1"),
+        ({"schedule": {"weight_decay": -1.0}}, "--weight-decay must not be negative, got -1"),
+        ({"schedule": {"milestones": (0.8, 0.6)}}, "--milestones must be rising .* got 0.8 0.6"),
+        ({"schedule": {"milestones": (30.0, 60.0)}}, "--milestones must be rising .* got 30 60"),
+        ({"schedule": {"milestones": (float("nan"),)}}, "--milestones must be a finite number, got nan"),
+        (
+            {"schedule": {"milestones": (0.5,), "schedule": "cosine"}},
+            "requires --schedule multistep, got cosine",
+        ),
+        ({"network": {"routed": False}, "losses": {"budget": 0.5}}, "--budget requires routers"),
+        ({"network": {"routed": False}, "losses": {"gamma": 0.0}}, "--gamma requires routers"),
+        ({"extra": {"label_smoothing": 1.0}}, "--label-smoothing must be at least 0 and below 1, got 1"),
+        ({"extra": {"label_smoothing": -0.1}}, "--label-smoothing must be at least 0 and below 1, got -0.1"),
+        ({"extra": {"label_smoothing": float("nan")}}, "--label-smoothing must be a finite number, got nan"),
+        ({"extra": {"ema": 1.0}}, "--ema must be at least 0 and below 1, got 1"),
+        ({"extra": {"ema": -0.1}}, "--ema must be at least 0 and below 1, got -0.1"),
+        ({"extra": {"distill": 0.5}}, "--distill requires --teacher"),
+        ({"extra": {"teacher": "run", "distill": 0.0}}, "--teacher requires --distill above 0"),
+        ({"extra": {"teacher": "run", "distill": 1.5}}, "--distill must be between 0 and 1, got 1.5"),
+        (
+            {"extra": {"teacher": "run", "distill": 0.5, "distill_temperature": 0.0}},
+            "--distill-temperature must be at least",
+        ),
+        ({"extra": {"cutout": -1}}, "--cutout must not be negative, got -1"),
+        ({"extra": {"start_sha256": "0"}}, "--start-sha256 requires --start"),
+        ({"extra": {"teacher_sha256": "0"}}, "--teacher-sha256 requires --teacher"),
+        ({"data": {"holdout": -1}}, "--holdout must not be negative, got -1"),
+        ({"data": {"image_size": 4}}, "--image-size must be 8 or more, got 4"),
+        ({"seed": -1}, "--seed must be a whole number from 0 to 4294967295, got -1"),
+        ({"seed": 2**32}, "--seed must be a whole number from 0 to 4294967295, got 4294967296"),
     ],
 )
-def test_values_that_cannot_work_are_refused(parts: dict[str, Any], words: str) -> None:
+def test_invalid_values_are_refused(parts: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         resolve(run(**parts))
 
@@ -245,5 +252,21 @@ def test_values_that_cannot_work_are_refused(parts: dict[str, Any], words: str) 
         {"seed": 2**32 - 1},
     ],
 )
-def test_values_at_the_edge_are_taken(parts: dict[str, Any]) -> None:
+def test_values_at_the_limits_are_accepted(parts: dict[str, Any]) -> None:
     resolve(run(**parts))
+
+
+@pytest.mark.parametrize(
+    ("parts", "unused"),
+    [
+        ({}, set()),
+        ({"losses": {"alpha": 0.0}}, {"m_c"}),
+        ({"losses": {"alpha": 0.0, "beta": 0.0}}, {"m_c", "m_d"}),
+        (
+            {"network": {"routed": False}},
+            {"router", "relaxation", "tau", "finetune", "finetune_lr", *vars(LossConfig())},
+        ),
+    ],
+)
+def test_settings_without_effect(parts: dict[str, Any], unused: set[str]) -> None:
+    assert unused_settings(run(**parts)) == unused

@@ -192,7 +192,7 @@ def test_loss_weights_sum_to_the_number_of_blocks(name: str) -> None:
         ({"fixed": 10**400}, "fixed must be a whole number"),
         ({"paper_unit": 0}, "paper_unit must be a whole number from 1 to 2, got 0"),
         ({"image_shape": (3, 8)}, "image_shape must be"),
-        ({"run_N": (0,) * 3, "skip_N": (0,) * 3, "fixed": 0}, "must hold some MACs"),
+        ({"run_N": (0,) * 3, "skip_N": (0,) * 3, "fixed": 0}, "must have at least one entry above 0"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused(change: dict[str, Any], sentence: str) -> None:
@@ -215,7 +215,7 @@ def test_blocks_that_cost_nothing_cannot_be_weighed() -> None:
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        ((1, 32, 32), r"takes images of 3 channels, and image_shape has 1: \(1, 32, 32\)"),
+        ((1, 32, 32), r"image_shape must have 3 channels, as the network requires, got \(1, 32, 32\)"),
         ((3, 32), "image_shape must be"),
         ("abc", "image_shape must be"),
         ((3, 32, -1), "width of image_shape must be a whole number from 1 to 65536, got -1"),
@@ -239,7 +239,7 @@ def test_a_forward_that_fails_on_such_images_is_named() -> None:
             return self.fc(self.blocks(self.conv(x)).flatten(1))
 
     network = make_dynamic(Picky(), blocks="blocks.*", image_shape=(3, 8, 8))
-    with pytest.raises(UserError, match="This network cannot take images of 3×9×9: "):
+    with pytest.raises(UserError, match="This network does not accept images of 3×9×9: "):
         block_costs(network, (3, 9, 9))
 
 

@@ -99,5 +99,5 @@ def test_the_best_device_there_is() -> None:
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:99", "meta", "cpu:x", "cuda:-1"])
 def test_a_device_that_is_not_there_is_named(name: str) -> None:
-    with pytest.raises(UserError, match=f"There is no device '{name}' here; use --device cpu"):
+    with pytest.raises(UserError, match=f"Device '{name}' is not available; use --device cpu"):
         pick_device(name)

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from codinet.errors import UserError, first_line, one_line, perhaps, shown, unknown
+from codinet.errors import UserError, first_line, one_line, shown, suggestion, unknown
 from codinet.files import DamagedError
 
 
@@ -44,4 +44,4 @@ def test_an_unknown_name_comes_with_the_known_ones() -> None:
     assert str(unknown("router", "fcc", ["fc", "rnn"])) == (
         "Unknown router 'fcc' (perhaps you meant fc); choose from fc, rnn."
     )
-    assert perhaps("zzz", ["fc", "rnn"]) == ""
+    assert suggestion("zzz", ["fc", "rnn"]) == ""

@@ -106,7 +106,7 @@ def test_parts_that_are_frozen_stay_so() -> None:
 
 def test_the_mode_is_restored_even_when_the_images_do_not_fit() -> None:
     model = create_model("resnet20", in_channels=1).train()
-    with pytest.raises(UserError, match="images of 1 channels"):
+    with pytest.raises(UserError, match="must have 1 channels"):
         evaluate(model, [(torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))], block_costs(model, (1, 8, 8)))
     assert model.training
 
@@ -140,6 +140,30 @@ def test_labels_that_do_not_fit_are_refused(labels: torch.Tensor, words: str) ->
 def test_no_images_cannot_be_evaluated() -> None:
     with pytest.raises(UserError, match="There are no images to evaluate on"):
         evaluate(routed(PATHS), [], TABLE)
+
+
+@pytest.mark.parametrize("model", [None, "resnet20", torch.zeros(2)])
+def test_a_model_that_is_not_callable_is_rejected(model: Any) -> None:
+    with pytest.raises(UserError, match="model must be a function, got "):
+        evaluate(model, batches(2), TABLE)
+
+
+@pytest.mark.parametrize(
+    ("loader", "got"),
+    [
+        (None, "batches of \\(images, labels\\), got None"),
+        ([torch.zeros(2)], "got a tensor of 2"),
+        ([torch.zeros(2, 1)], "got a tensor of 2×1"),
+        ([(torch.zeros(2),)], "got a tuple of 1: a tensor of 2"),
+        ([(torch.zeros(2), torch.zeros(2), torch.zeros(2))], "got a tuple of 3: a tensor of 2"),
+        ([(torch.zeros(2), [0, 1])], r"got a tuple of 2: a tensor of 2 .*, \[0, 1\]"),
+        ([{"images": 1, "labels": 2}], "got {'images': 1"),
+        ([3], "got 3"),
+    ],
+)
+def test_a_loader_that_does_not_give_pairs_is_rejected(loader: Any, got: str) -> None:
+    with pytest.raises(UserError, match=got):
+        evaluate(routed(PATHS), loader, TABLE)
 
 
 @pytest.mark.parametrize(

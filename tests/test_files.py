@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from codinet.errors import UserError
 from codinet.files import (
     DamagedError,
-    held,
     load_tensors,
+    lock_folder,
     parse_json,
     read_json,
+    remove_leftovers,
     save_tensors,
     sha256_of,
-    sweep,
     to_json,
     write,
     write_json,
@@ -63,12 +63,12 @@ def test_a_place_that_cannot_be_written_is_named_and_space_is_not_asked_for(tmp_
         write(tmp_path / below, b"content")
 
 
-def test_sweeping_removes_what_killed_writers_left(tmp_path: Path) -> None:
+def test_remove_leftovers(tmp_path: Path) -> None:
     for name in (".model.safetensors.123.tmp", "model.safetensors", "notes.tmp"):
         (tmp_path / name).write_text("x")
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "notes.tmp"]
-    sweep(tmp_path / "missing")
+    remove_leftovers(tmp_path / "missing")
 
 
 def test_json_round_trip(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_named_pipe_is_refused_and_does_not_block(tmp_path: Path, read: Callab
     with pytest.raises(OSError, match="regular file"):
         sha256_of(tmp_path / "pipe")
     os.mkfifo(tmp_path / ".lock")
-    with pytest.raises(UserError, match="Cannot work in the folder"), held(tmp_path, ""):
+    with pytest.raises(UserError, match="Cannot write to the folder"), lock_folder(tmp_path, ""):
         pass
 
 

@@ -287,7 +287,7 @@ def test_scores_of_the_decay_are_pairs() -> None:
         ({"alpha": float("nan")}, "alpha must be a finite number"),
         ({"beta": "1"}, "beta must be a finite number"),
         ({"gamma": torch.zeros(2)}, "gamma must be a tensor of floats"),
-        ({"terms": (1, 2, 3, 4)}, "terms must be the four losses"),
+        ({"terms": (1, 2, 3, 4)}, "terms must be a `Terms` with the four losses"),
         ({"terms": Terms(*torch.zeros(4, 1))}, "The classification loss must be a tensor of floats"),
     ],
 )

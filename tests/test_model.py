@@ -3,6 +3,8 @@
 import functools
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -181,7 +183,7 @@ def test_hard_is_deterministic_and_the_default(name: str) -> None:
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_images_of_one_batch_take_paths_of_their_own(router: str) -> None:
+def test_images_of_one_batch_take_different_paths(router: str) -> None:
     torch.manual_seed(0)
     model = create_model("resnet20", num_classes=7, router=router).eval()
     x_BCHW = images("resnet20", batch=16) * torch.linspace(0.1, 4, 16)[:, None, None, None]
@@ -196,7 +198,7 @@ def test_images_of_one_batch_take_paths_of_their_own(router: str) -> None:
     torch.testing.assert_close(alone.scores_BN2[0], output.scores_BN2[5], rtol=1e-4, atol=1e-4)
 
 
-def test_routers_see_what_the_decisions_before_them_left() -> None:
+def test_routers_see_the_output_of_earlier_decisions() -> None:
     model, x_BCHW = built("resnet20"), images("resnet20")
     ones_N = torch.ones(9)
     other_N = ones_N.clone()
@@ -206,7 +208,7 @@ def test_routers_see_what_the_decisions_before_them_left() -> None:
     assert not torch.equal(one[:, 5:], other[:, 5:])
 
 
-def test_a_forced_path_may_be_one_for_all_or_one_for_each() -> None:
+def test_a_forced_path_may_be_shared_or_per_image() -> None:
     model, x_BCHW = built("resnet20"), images("resnet20", batch=3)
     path_N = random_path(1, 9)[0]
     one, each = (classify(model, x_BCHW, force=path) for path in (path_N, path_N.expand(3, 9)))
@@ -216,7 +218,7 @@ def test_a_forced_path_may_be_one_for_all_or_one_for_each() -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (8,), (10,), (2, 9), (3, 1), (3, 8), (1, 3, 9)])
 def test_a_forced_path_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match="holds 9 decisions here, or 3×9 with one row an image"):
+    with pytest.raises(UserError, match="must have 9 decisions, or 3×9 with one row per image"):
         classify(built("resnet20"), images("resnet20", batch=3), force=torch.ones(shape))
 
 
@@ -250,7 +252,7 @@ def test_gradients_never_reach_routers_through_hard_decisions() -> None:
 
 @pytest.mark.parametrize("routers", [False, True])
 @pytest.mark.parametrize("backbone", [False, True])
-def test_train_only_opens_and_closes_the_two_halves(routers: bool, backbone: bool) -> None:
+def test_train_only_selects_parameters(routers: bool, backbone: bool) -> None:
     model = create_model("resnet20")
     train_only(model, routers=routers, backbone=backbone)
     for name, parameter in model.named_parameters():
@@ -292,7 +294,7 @@ def test_odd_sizes_and_one_channel_work_for_imagenet_nets() -> None:
 # --- building and storing
 
 
-def test_the_registry_lists_what_create_model_takes() -> None:
+def test_list_models_lists_what_create_model_accepts() -> None:
     assert list_models() == [f"resnet{depth}" for depth in (14, 20, 26, 32, 44, 56, 62, 74, 110, 50, 101)]
 
 
@@ -305,7 +307,7 @@ def test_an_unknown_name_ends_in_a_hint(arch: str, router: str, meant: str) -> N
         create_model(arch, router=router)
 
 
-def test_a_name_like_nothing_known_ends_in_the_list() -> None:
+def test_an_unknown_name_without_a_hint_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"Unknown architecture 'vit'; choose from resnet14, .*resnet101"):
         create_model("vit")
 
@@ -332,7 +334,7 @@ def test_wrong_arguments_of_a_network_are_refused(arch: str, words: dict[str, An
 
 
 @pytest.mark.parametrize("arch", [None, 20, ["resnet20"], "", "resnet20\n"])
-def test_an_architecture_is_one_of_the_known_names(arch: Any) -> None:
+def test_unknown_architectures_are_refused(arch: Any) -> None:
     with pytest.raises(UserError, match=r"choose from resnet14|must be one of resnet14"):
         create_model(arch)
 
@@ -340,17 +342,17 @@ def test_an_architecture_is_one_of_the_known_names(arch: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lambda x: x[0], "takes a batch of images, B×C×H×W, got a tensor of 3×16×16"),
-        (lambda x: x[:0], "takes a batch of images"),
-        (lambda x: x[:, :, :0], "takes a batch of images"),
-        (lambda x: x.tolist(), "takes a batch of images"),
-        (lambda x: x.byte(), "normalised images, which are floats, got a tensor of 2×3×16×16 .uint8 on cpu."),
-        (lambda x: x[:, :1], "images of 3 channels, got a tensor of 2×1×16×16"),
+        (lambda x: x[0], "must be a batch, B×C×H×W, got a tensor of 3×16×16"),
+        (lambda x: x[:0], "must be a batch"),
+        (lambda x: x[:, :, :0], "must be a batch"),
+        (lambda x: x.tolist(), "must be a batch"),
+        (lambda x: x.byte(), "must be normalised floats, got a tensor of 2×3×16×16 .uint8 on cpu."),
+        (lambda x: x[:, :1], "must have 3 channels, got a tensor of 2×1×16×16"),
         (lambda x: x.double(), r"images in torch.float64 and a network in torch.float32; convert one"),
         (lambda x: x.to("meta"), "images on meta and a network on cpu; move one"),
     ],
 )
-def test_images_that_a_network_cannot_take_are_refused(wrong: Any, sentence: str) -> None:
+def test_invalid_images_are_refused(wrong: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         classify(built("resnet20"), wrong(images("resnet20")))
 
@@ -358,7 +360,7 @@ def test_images_that_a_network_cannot_take_are_refused(wrong: Any, sentence: str
 def test_an_empty_batch_is_refused_and_leaves_the_statistics() -> None:
     model = create_model("resnet20").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(UserError, match="takes a batch of images"):
+    with pytest.raises(UserError, match="must be a batch"):
         model(images("resnet20")[:0])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -372,7 +374,7 @@ def test_images_of_another_dtype_are_fine_under_autocast() -> None:
 def test_a_forced_decision_is_from_0_to_1(value: float) -> None:
     path = torch.ones(9)
     path[4] = value
-    with pytest.raises(UserError, match="decisions of a forced path must be from 0 to 1"):
+    with pytest.raises(UserError, match=r"decisions of a forced path must be from 0 \(skip\) to 1 \(run\)"):
         classify(built("resnet20"), images("resnet20"), force=path)
 
 
@@ -394,7 +396,7 @@ def test_nan_in_images_is_refused_in_evaluation() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        ModelConfig("resnet20", num_classes=3, in_channels=1, router="rnn"),
+        ModelConfig("resnet20", num_classes=3, in_channels=1, router="rnn", image_shape=(1, 28, 28)),
         ModelConfig("resnet32", routed=False, stride_on="1x1"),
     ],
 )
@@ -404,6 +406,8 @@ def test_saving_and_loading_keep_config_and_weights(config: ModelConfig, tmp_pat
     loaded = CoDiNet.from_pretrained(tmp_path)
     assert loaded.config == config
     assert type(loaded.config) is ModelConfig
+    assert type(loaded) is CoDiNet
+    assert loaded.image_shape == config.image_shape
     state = loaded.state_dict()
     assert list(state) == list(model.state_dict())
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
@@ -425,7 +429,7 @@ def test_saving_and_loading_keep_config_and_weights(config: ModelConfig, tmp_pat
         ("model.safetensors", None, "cannot be loaded: No such file"),
     ],
 )
-def test_a_folder_that_does_not_hold_a_network_is_refused(
+def test_invalid_saved_networks_are_refused(
     name: str, content: bytes | dict[str, Any] | None, sentence: str, tmp_path: Path
 ) -> None:
     create_model("resnet14", num_classes=3).save_pretrained(tmp_path)
@@ -437,3 +441,25 @@ def test_a_folder_that_does_not_hold_a_network_is_refused(
         (tmp_path / name).write_text(json.dumps(json.loads((tmp_path / name).read_text()) | content))
     with pytest.raises(UserError, match=sentence):
         CoDiNet.from_pretrained(tmp_path)
+
+
+def test_configs_saved_without_image_shape_stay_loadable(tmp_path: Path) -> None:
+    create_model("resnet14", num_classes=3).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    for later in ("image_shape", "relaxation", "tau"):
+        del content[later]
+    file.write_text(json.dumps(content))
+    loaded = CoDiNet.from_pretrained(tmp_path)
+    assert (loaded.config.num_classes, loaded.image_shape) == (3, None)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (1, 8, 8), "3x8", (3, 8, 0)])
+def test_an_image_shape_that_does_not_fit_is_refused(shape: Any) -> None:
+    with pytest.raises(UserError, match="image_shape"):
+        CoDiNet(ModelConfig("resnet14", image_shape=shape))
+
+
+def test_creating_a_network_does_not_import_huggingface_hub() -> None:
+    code = "import sys, codinet; codinet.create_model('resnet14'); sys.exit('huggingface_hub' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

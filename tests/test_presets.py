@@ -4,32 +4,33 @@ import pytest
 import torch
 
 from codinet.cli import parse
-from codinet.commands.train import Args, defaults
+from codinet.commands.train import Args, config_from
 from codinet.config import RunConfig, from_dict, resolve, to_dict
 from codinet.cost import block_costs
 from codinet.data import Dataset
-from codinet.data.resident import Resident
+from codinet.data.batches import Resident
+from codinet.model import CoDiNet
 from codinet.presets import PRESETS, as_static, as_vanilla
-from codinet.runs import DataBrief, build_model
+from codinet.run_reader import DataInfo
 from codinet.train.budget import BudgetController
 from codinet.train.stages import Stage, stages_of
-from codinet.train.step import Step
+from codinet.train.step import Step, Task
 
 CPU = torch.device("cpu")
 
 
 def step_once(config: RunConfig, stage: Stage, data: Dataset) -> None:
     torch.manual_seed(0)
-    model = build_model(config.network, DataBrief.of(data))
+    model = CoDiNet(DataInfo.of(data).model_config(config.network))
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
     table = block_costs(model, data.image_shape)
     budget = config.losses.budget
     controller = BudgetController(budget, steps=10, device=CPU) if budget else None
     resident = Resident.of(data.train, data, CPU)
-    step = Step(model, resident, table, config, stage, controller, pad=data.pad, flip=data.flip, amp=False)
+    step = Step(Task(model, resident, table, config, controller, pad=data.pad, flip=data.flip), stage)
     step.lr.fill_(stage.lr)
     step()
-    assert step.first_bad() is None
+    assert step.first_nonfinite() is None
     changed = {name for name, weight in model.named_parameters() if not torch.equal(before[name], weight)}
     assert changed <= step.trained.keys()
     assert {"conv1.weight", "fc.weight", "fc.bias"} <= changed
@@ -51,9 +52,9 @@ def test_the_command_in_a_presets_docstring_can_be_given(name: str) -> None:
     text = PRESETS[name].__doc__ or ""
     (command,) = (line.strip() for line in text.splitlines() if line.strip().startswith("codinet train"))
     words = command.split("  ")[0].split()[2:]  # what follows two spaces is a remark
-    args = parse(Args, words, prog="codinet train", default=defaults(words))
+    args = parse(Args, words, prog="codinet train")
     assert args.preset == name
-    resolve(RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed, args.extra))
+    resolve(config_from(args))
 
 
 def test_the_static_form_of_a_run_routes_nothing_and_has_no_budget() -> None:

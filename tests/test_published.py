@@ -1,4 +1,4 @@
-"""The paper's numbers, picked by hand from its tables, against `published`."""
+"""`published` matches numbers copied by hand from the paper's tables."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_pruned_networks() -> None:
     assert [(row.gmaccs, row.accuracy) for row in find("cifar10", "Torch-Pruning")] == [(0.098, 93.64), (0.118, 93.77)]
 
 
-def test_own_tables_have_their_rows() -> None:
+def test_each_table_of_the_paper_is_complete() -> None:
     count = lambda source: sum(row.source == source for row in PUBLISHED)  # noqa: E731
     assert count(published.CIFAR) == 18
     assert count(published.SVHN) == 3
@@ -64,14 +64,14 @@ def test_own_tables_have_their_rows() -> None:
     assert {row.paths for row in published.ABLATIONS} == {1, 113, 20, 1079, 276}
 
 
-def test_units_are_the_papers_two() -> None:
+def test_the_two_units_of_the_paper() -> None:
     [resnet110] = find("cifar10", "ResNet-110", source=published.CIFAR)
     assert resnet110.macs == pytest.approx(0.2529e9, rel=0.01)  # printed 0.51, counted by hand 0.2529 G
     [resnet50] = find("imagenet", "ResNet-50")
     assert resnet50.macs == pytest.approx(3.86e9)
 
 
-def test_a_run_finds_its_own_rows() -> None:
+def test_matching_rows() -> None:
     rows = matching("cifar10", "resnet110", "CoDiNet")
     assert [(row.accuracy, row.gmaccs, row.paths) for row in rows] == [(94.47, 0.29, None), (94.47, None, 276)]
     assert [row.paths for row in matching("cifar10", "resnet110", "vanilla + L_con")] == [20]

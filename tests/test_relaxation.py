@@ -101,7 +101,7 @@ def test_a_threshold_is_a_probability(threshold: Any) -> None:
 @pytest.mark.parametrize("scores", [None, [[0.0, 1.0]], torch.zeros(3), torch.zeros(2, 3), torch.zeros(2, 2).long()])
 @pytest.mark.parametrize("function", [run_probability, hard, gumbel, straight_through])
 def test_scores_are_pairs_of_floats(function: Callable[..., torch.Tensor], scores: Any) -> None:
-    with pytest.raises(UserError, match=r"Router scores must be a tensor of floats whose last size is 2 .*, got"):
+    with pytest.raises(UserError, match=r"Router scores must be a float tensor whose last dimension is 2 .*, got"):
         function(scores)
 
 

@@ -142,7 +142,7 @@ def test_every_score_can_train_its_router(kind: str) -> None:
 # --- widths
 
 
-def test_fc_routers_are_as_wide_as_the_block_input_also_at_stage_borders() -> None:
+def test_fc_routers_are_as_wide_as_the_block_input_also_between_groups() -> None:
     model = create_model("resnet20")
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     for k, width in enumerate([16, 16, 16, 16, 32, 32, 32, 64, 64]):
@@ -232,7 +232,7 @@ def test_widths_are_whole_numbers_of_one_or_more(kind: str, widths: Any) -> None
 @pytest.mark.parametrize("kind", ROUTERS)
 @pytest.mark.parametrize("k", [-1, 3, 1.0, None, "0"])
 def test_there_is_a_router_for_each_block_and_no_other(kind: str, k: Any) -> None:
-    with pytest.raises(UserError, match="The number of a block must be a whole number from 0 to 2, got"):
+    with pytest.raises(UserError, match="The block index must be a whole number from 0 to 2, got"):
         build(kind).router(k)
 
 
@@ -240,7 +240,7 @@ def test_there_is_a_router_for_each_block_and_no_other(kind: str, k: Any) -> Non
 @pytest.mark.parametrize("x", [torch.zeros(2, 5, 3, 3), torch.zeros(2, 4), None])
 def test_features_of_another_shape_are_refused(kind: str, x: Any) -> None:
     routers = build(kind)
-    with pytest.raises(UserError, match="This router takes features of B×4×H×W, got"):
+    with pytest.raises(UserError, match="This router requires features of B×4×H×W, got"):
         routers.router(0)(x, routers.start(torch.zeros(2, 3, 3, 3)))
 
 

@@ -10,30 +10,34 @@ import pytest
 import torch
 
 from codinet import create_model
-from codinet.config import RunConfig
+from codinet.config import ModelConfig, RunConfig
 from codinet.cost import block_costs
 from codinet.data import Dataset, Split
-from codinet.data.resident import Resident
+from codinet.data.batches import Resident
 from codinet.errors import UserError
 from codinet.evaluate import evaluate
 from codinet.files import DamagedError, load_tensors, save_tensors
-from codinet.runs import DataBrief, RunFolder, build_model, load_weights
+from codinet.model import CoDiNet
+from codinet.run_reader import DataInfo, trained_network
+from codinet.runs import RunFolder, RunWriter, open_folder, open_run, unpack
+from codinet.zoo.zoo_run import ZooRun, open_zoo
 
 
 @pytest.fixture
-def folder(tmp_path: Path, small_run: RunConfig, few: Dataset) -> RunFolder:
-    """A run that has just begun."""
-    return RunFolder.create(tmp_path / "deep" / "run", small_run, DataBrief.of(few), {"torch": "2"})
+def folder(tmp_path: Path, small_run: RunConfig, few: Dataset) -> RunWriter:
+    """A run that has just started."""
+    return RunWriter.create(tmp_path / "deep" / "run", small_run, DataInfo.of(few), {"torch": "2"})
 
 
-def test_a_folder_is_opened_as_it_was_created(folder: RunFolder) -> None:
-    assert RunFolder.open(folder.path) == folder
+def test_a_folder_is_opened_as_it_was_created(folder: RunWriter) -> None:
+    assert RunWriter.open(folder.path) == folder
+    assert RunFolder.open(folder.path) == open_run(folder.path) == open_run(str(folder.path))
 
 
-def test_the_brief_says_what_a_network_needs_of_its_data(few: Dataset) -> None:
-    brief = DataBrief.of(few)
+def test_data_info_describes_the_data_set(few: Dataset) -> None:
+    brief = DataInfo.of(few)
     assert (brief.name, brief.image_shape, len(brief.classes)) == ("few", (1, 8, 8), 10)
-    assert brief == DataBrief.of(replace(few, pad=7))
+    assert brief == DataInfo.of(replace(few, pad=7))
 
 
 def change_a_label(data: Dataset) -> Dataset:
@@ -54,38 +58,38 @@ def change_the_order(data: Dataset) -> Dataset:
 
 @pytest.mark.parametrize("change", [change_a_label, change_a_pixel, change_the_order])
 def test_other_data_has_another_digest(few: Dataset, change: Callable[[Dataset], Dataset]) -> None:
-    assert DataBrief.of(change(few)).sha256 != DataBrief.of(few).sha256
+    assert DataInfo.of(change(few)).sha256 != DataInfo.of(few).sha256
 
 
-def test_data_is_the_same_however_its_mean_was_rounded(few: Dataset) -> None:
-    brief = DataBrief.of(few)
+def test_mean_and_std_do_not_identify_data(few: Dataset) -> None:
+    brief = DataInfo.of(few)
     assert brief.same_images(replace(brief, name="copy", mean=(1.0,), std=(2.0,)))
-    assert not brief.same_images(DataBrief.of(change_a_pixel(few)))
+    assert not brief.same_images(DataInfo.of(change_a_pixel(few)))
     assert not brief.same_images(replace(brief, classes=tuple("abcdefghij")))
 
 
-def test_images_are_normalised_as_the_network_was_trained_to_see_them(folder: RunFolder) -> None:
+def test_images_are_normalised_with_the_training_statistics(folder: RunWriter) -> None:
     trained = replace(folder, data=replace(folder.data, mean=(90.0,), std=(40.0,)))
     found = trained.load_dataset(Path())
     assert (found.mean, found.std) == ((90.0,), (40.0,))
 
 
-def test_only_a_runs_own_data_is_loaded_as_such(folder: RunFolder) -> None:
+def test_load_own_dataset_refuses_other_data(folder: RunWriter) -> None:
     rounded = replace(folder, data=replace(folder.data, mean=(folder.data.mean[0] + 1e-9,)))
     assert len(rounded.load_own_dataset(Path()).test) == 40
     for change in ({"sha256": "0" * 64}, {"classes": tuple("abcdefghij")}):
         other = replace(folder, data=replace(folder.data, **change))
-        with pytest.raises(UserError, match=r"was trained on other data than few holds now; point --data-root to it"):
+        with pytest.raises(UserError, match=r"was trained on other data than few holds now; check --data-root"):
             other.load_own_dataset(Path())
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, small_run: RunConfig, few: Dataset) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path, small_run: RunConfig, few: Dataset) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"Cannot make the run folder .*file/run: Not a directory"):
-        RunFolder.create(tmp_path / "file" / "run", small_run, DataBrief.of(few), {})
+        RunWriter.create(tmp_path / "file" / "run", small_run, DataInfo.of(few), {})
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"There is no run folder .*none; make one with codinet train"):
         RunFolder.open(tmp_path / "none")
     with pytest.raises(UserError, match=r"config\.json does not exist"):
@@ -118,38 +122,38 @@ def config(part: str, **values: Any) -> Callable[[dict[str, Any]], Any]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda content: [content], r"it holds \[.*, not named entries"),
-        (lambda content: "text", "it holds 'text', not named entries"),
-        (lambda content: {**content, "format": 7}, "its format is 7, and this version reads 1"),
+        (lambda content: [content], r"expected named entries, got \["),
+        (lambda content: "text", "expected named entries, got 'text'"),
+        (lambda content: {**content, "format": 7}, "format must be 1, got 7"),
         (lambda content: {**content, "data": []}, r"data must have the entries classes, .*, got \[\]"),
         (lambda content: {**content, "data": {}}, r"data must have the entries classes, .*, got {}"),
-        (lambda content: {**content, "environment": None}, "environment holds None, which does not fit"),
-        (data(classes="0123456789"), "data.classes holds '0123456789', which does not fit"),
-        (data(classes=[]), r"data.classes holds \[\]"),
-        (data(classes=[0, 1]), r"data.classes holds \[0, 1\]"),
-        (data(image_shape=[1, 8]), r"data.image_shape holds \[1, 8\]"),
-        (data(image_shape=[1, 8, 0]), r"data.image_shape holds \[1, 8, 0\]"),
-        (data(image_shape=[1, 8.0, 8]), r"data.image_shape holds \[1, 8.0, 8\]"),
-        (data(image_shape="1x8"), "data.image_shape holds '1x8'"),
-        (data(mean=3.5), "data.mean holds 3.5"),
-        (data(mean=["3.5"]), r"data.mean holds \['3.5'\]"),
-        (data(mean=[3.5, 3.5]), r"data.mean holds \[3.5, 3.5\]"),
-        (data(std=[0.0]), r"data.std holds \[0.0\]"),
-        (data(std=[-1.0]), r"data.std holds \[-1.0\]"),
-        (data(image_shape=[3, 10**5, 10**5]), r"data.image_shape holds \[3, 100000, 100000\]"),
-        (data(name=None), "data.name holds None"),
-        (data(sha256=12), "data.sha256 holds 12"),
+        (lambda content: {**content, "environment": None}, "environment is invalid, got None"),
+        (data(classes="0123456789"), "data.classes is invalid, got '0123456789'"),
+        (data(classes=[]), r"data.classes is invalid, got \[\]"),
+        (data(classes=[0, 1]), r"data.classes is invalid, got \[0, 1\]"),
+        (data(image_shape=[1, 8]), r"data.image_shape is invalid, got \[1, 8\]"),
+        (data(image_shape=[1, 8, 0]), r"data.image_shape is invalid, got \[1, 8, 0\]"),
+        (data(image_shape=[1, 8.0, 8]), r"data.image_shape is invalid, got \[1, 8.0, 8\]"),
+        (data(image_shape="1x8"), "data.image_shape is invalid, got '1x8'"),
+        (data(mean=3.5), "data.mean is invalid, got 3.5"),
+        (data(mean=["3.5"]), r"data.mean is invalid, got \['3.5'\]"),
+        (data(mean=[3.5, 3.5]), r"data.mean is invalid, got \[3.5, 3.5\]"),
+        (data(std=[0.0]), r"data.std is invalid, got \[0.0\]"),
+        (data(std=[-1.0]), r"data.std is invalid, got \[-1.0\]"),
+        (data(image_shape=[3, 10**5, 10**5]), r"data.image_shape is invalid, got \[3, 100000, 100000\]"),
+        (data(name=None), "data.name is invalid, got None"),
+        (data(sha256=12), "data.sha256 is invalid, got 12"),
         (drop("environment"), "environment"),
         (drop("config"), "config"),
         (drop("data", "sha256"), "sha256"),
         (drop("config", "network", "arch"), "missing entries arch"),
         (config("network", arch="resnet21"), "'resnet21'"),
-        (config("network", tau=-1.0), "--tau -1"),
-        (config("losses", budget=7.0), "budget of 7"),
-        (config("schedule", views=0), "--views 0"),
+        (config("network", tau=-1.0), "--tau"),
+        (config("losses", budget=7.0), "--budget"),
+        (config("schedule", views=0), "--views"),
     ],
 )
-def test_a_config_of_another_kind_is_refused(folder: RunFolder, change: Callable[[Any], Any], words: str) -> None:
+def test_invalid_configs_are_refused(folder: RunWriter, change: Callable[[Any], Any], words: str) -> None:
     file = folder.path / "config.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     with pytest.raises(DamagedError, match=rf"config\.json is not a run's config \(.*{words}.*\); restore it or train"):
@@ -157,21 +161,21 @@ def test_a_config_of_another_kind_is_refused(folder: RunFolder, change: Callable
 
 
 @pytest.mark.parametrize("odd", ["NaN", "Infinity", "1e999", "[" * 100_000])
-def test_a_config_with_numbers_that_are_not_finite_or_endless_nesting_is_refused(folder: RunFolder, odd: str) -> None:
+def test_non_finite_numbers_and_endless_nesting_are_refused(folder: RunWriter, odd: str) -> None:
     file = folder.path / "config.json"
     file.write_text(json.dumps(data(std=["odd"])(json.loads(file.read_text()))).replace('"odd"', odd))
     with pytest.raises(DamagedError, match=r"config\.json cannot be read as JSON"):
         RunFolder.open(folder.path)
 
 
-def test_a_new_run_has_no_metrics_and_is_not_finished(folder: RunFolder) -> None:
+def test_a_new_run_has_no_metrics_and_is_not_finished(folder: RunWriter) -> None:
     assert folder.metrics() == []
     assert not folder.finished
-    with pytest.raises(UserError, match=r"holds no finished network; finish it with codinet train … --resume"):
+    with pytest.raises(UserError, match=r"has no trained network yet; finish it with codinet train … --resume"):
         folder.load_model()
 
 
-def test_metrics_are_added_line_by_line(folder: RunFolder) -> None:
+def test_metrics_are_added_line_by_line(folder: RunWriter) -> None:
     folder.add_metrics({"epoch": 1})
     folder.add_metrics({"epoch": 2})
     assert folder.metrics() == [{"epoch": 1}, {"epoch": 2}]
@@ -180,7 +184,7 @@ def test_metrics_are_added_line_by_line(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("cut", ['{"epoch": 2, "lo', "{", '{"epoch": 2, "loss": 1.5'])
-def test_a_line_cut_short_is_left_out(folder: RunFolder, cut: str) -> None:
+def test_an_incomplete_line_is_ignored(folder: RunWriter, cut: str) -> None:
     folder.add_metrics({"epoch": 1})
     with folder.metrics_file.open("a") as file:
         file.write(cut)
@@ -194,25 +198,23 @@ def test_a_line_cut_short_is_left_out(folder: RunFolder, cut: str) -> None:
         *(b'{"epoch": true}', b'{"epoch": NaN}', b'{"stage": 3}', b"[" * 100_000),
     ],
 )
-def test_metrics_end_before_the_first_line_that_is_not_a_row(folder: RunFolder, bad: bytes) -> None:
+def test_metrics_end_before_the_first_invalid_line(folder: RunWriter, bad: bytes) -> None:
     folder.metrics_file.write_bytes(b'{"epoch": 1}\n' + bad + b'\n{"epoch": 3}\n')
     assert folder.metrics() == [{"epoch": 1}]
 
 
-def test_a_loss_that_is_not_finite_is_null_in_the_metrics(folder: RunFolder) -> None:
+def test_a_non_finite_loss_is_null_in_the_metrics(folder: RunWriter) -> None:
     folder.add_metrics({"epoch": 1, "stage": "joint", "held_loss": float("nan"), "loss": float("inf")})
     assert folder.metrics() == [{"epoch": 1, "stage": "joint", "held_loss": None, "loss": None}]
 
 
-def test_metrics_that_are_a_named_pipe_are_refused_and_do_not_block(folder: RunFolder) -> None:
+def test_a_named_pipe_is_refused_and_does_not_block(folder: RunWriter) -> None:
     os.mkfifo(folder.metrics_file)
     with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read"):
         folder.metrics()
 
 
-def test_a_row_of_metrics_is_on_the_disk_before_the_training_goes_on(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_add_metrics_flushes_to_disk(folder: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda _handle: synced.append(folder.metrics_file.read_text()))
     folder.add_metrics({"epoch": 1})
@@ -234,41 +236,37 @@ def test_a_row_of_metrics_is_on_the_disk_before_the_training_goes_on(
         lambda figures: {key: value for key, value in figures.items() if key != "loss"},
     ],
 )
-def test_figures_that_are_missing_or_impossible_are_refused(
-    own_run: Path, change: Callable[[dict[str, Any]], Any]
-) -> None:
+def test_missing_and_impossible_figures_are_refused(own_run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     file = own_run / "evaluation.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises(DamagedError, match=r"evaluation\.json holds no evaluation \(.* does not fit\); restore it"):
+    with pytest.raises(DamagedError, match=r"evaluation\.json is not an evaluation: .* is invalid; restore it"):
         RunFolder.open(own_run).load_evaluation()
 
 
-def test_a_whole_number_is_a_figure(own_run: Path) -> None:
+def test_an_integer_is_a_valid_figure(own_run: Path) -> None:
     file = own_run / "evaluation.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "accuracy": 90}))
     assert RunFolder.open(own_run).load_evaluation()["accuracy"] == 90
 
 
-def test_who_needs_a_finished_run_is_told_how_to_finish_it(folder: RunFolder, finished_run: Path) -> None:
+def test_require_finished(folder: RunWriter, finished_run: Path) -> None:
     RunFolder.open(finished_run).require_finished()
     with pytest.raises(UserError, match="is not finished; finish it with codinet train … --resume"):
         folder.require_finished()
 
 
-def test_how_long_a_run_took_may_be_unknown_and_not_damaged(folder: RunFolder) -> None:
+def test_wall_seconds_may_be_unknown_but_not_invalid(folder: RunWriter) -> None:
     assert folder.wall_seconds() is None
     (folder.path / "timing.json").write_text('{"seconds": null}')
     assert folder.wall_seconds() is None
     for odd in ("[]", '{"seconds": "long"}', '{"seconds": [1]}', '{"seconds": true}'):
         (folder.path / "timing.json").write_text(odd)
-        with pytest.raises(DamagedError, match=r"timing\.json does not say how long the run took; restore or remove"):
+        with pytest.raises(DamagedError, match=r"timing\.json does not state the run's seconds; restore or remove"):
             folder.wall_seconds()
 
 
-def test_a_clock_that_was_set_back_leaves_the_time_unknown(
-    own_run: Path, monkeypatch: pytest.MonkeyPatch, few: Dataset
-) -> None:
-    folder = RunFolder.open(own_run)
+def test_a_clock_set_back_makes_the_time_unknown(own_run: Path, monkeypatch: pytest.MonkeyPatch, few: Dataset) -> None:
+    folder = RunWriter.open(own_run)
     model = folder.load_model()
     resident = Resident.of(few.test, few, torch.device("cpu"))
     evaluation = evaluate(model, resident.batches(20), block_costs(model, few.image_shape))
@@ -281,8 +279,8 @@ def test_a_clock_that_was_set_back_leaves_the_time_unknown(
     assert folder.wall_seconds() is None
 
 
-def test_results_come_back_as_they_were_saved(folder: RunFolder, few: Dataset) -> None:
-    model = build_model(folder.config.network, folder.data)
+def test_results_are_loaded_as_saved(folder: RunWriter, few: Dataset) -> None:
+    model = CoDiNet(folder.data.model_config(folder.config.network))
     resident = Resident.of(few.test, few, torch.device("cpu"))
     evaluation = evaluate(model, resident.batches(20), block_costs(model, few.image_shape))
     folder.save_results(model, evaluation)
@@ -294,7 +292,7 @@ def test_results_come_back_as_they_were_saved(folder: RunFolder, few: Dataset) -
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
 
 
-def test_a_finished_run_says_how_it_reached_its_figures(finished_run: Path) -> None:
+def test_the_files_of_a_finished_run(finished_run: Path) -> None:
     folder = RunFolder.open(finished_run)
     rows = folder.metrics()
     assert [(row["stage"], row["epoch"], row["watched"]) for row in rows] == [
@@ -323,13 +321,13 @@ def test_weights_of_another_network_are_refused(own_run: Path) -> None:
         RunFolder.open(own_run).load_model()
 
 
-def test_one_weight_of_another_shape_is_named(own_run: Path) -> None:
+def test_a_misfitting_weight_is_reported_with_its_source(own_run: Path) -> None:
     file = own_run / "model.safetensors"
     tensors, _ = load_tensors(file)
     tensors["fc.weight"] = tensors["fc.weight"][:, :3]
-    model = create_model("resnet20", in_channels=1)
-    with pytest.raises(UserError, match=r"another network: fc\.weight does not fit resnet20; restore"):
-        load_weights(model, tensors, file)
+    config = ModelConfig("resnet20", in_channels=1)
+    with pytest.raises(UserError, match=r"^zoo:x holds .* another network: fc\.weight does not fit resnet20; restore"):
+        trained_network(config, tensors, "zoo:x")
 
 
 @pytest.mark.parametrize(
@@ -341,7 +339,7 @@ def test_one_weight_of_another_shape_is_named(own_run: Path) -> None:
         ("bn1.running_var", lambda tensor: tensor / 0, r"bn1\.running_var in .* holds NaN or infinity"),
     ],
 )
-def test_weights_of_another_type_or_without_value_are_refused(
+def test_weights_of_another_dtype_or_not_finite_are_refused(
     own_run: Path, name: str, spoil: Callable[[torch.Tensor], torch.Tensor], words: str
 ) -> None:
     file = own_run / "model.safetensors"
@@ -387,3 +385,55 @@ def test_damaged_results_are_refused(own_run: Path, name: str) -> None:
     folder = RunFolder.open(own_run)
     with pytest.raises(DamagedError, match=f"{name} is damaged"):
         folder.load_model() if name.startswith("model") else folder.load_paths()
+
+
+# --- networks of the zoo as run folders
+
+NAME, CPU = "digits-resnet20-06", torch.device("cpu")
+
+
+def test_a_network_of_the_zoo_is_unpacked(zoo: Path, tmp_path: Path) -> None:
+    run = open_zoo(NAME)
+    folder = unpack(run, tmp_path / "run", Path(), CPU)
+    assert folder == open_run(tmp_path / "run")
+    assert folder.load_evaluation() == run.load_evaluation()
+    assert len(folder.load_paths().label_T) == 500
+    assert (folder.config, folder.data) == (run.config, run.data)
+    assert folder.wall_seconds() == run.wall_seconds()
+    expected = run.load_model().state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in folder.load_model().state_dict().items())
+
+
+def test_unpacking_overwrites_nothing(zoo: Path) -> None:
+    with pytest.raises(UserError, match="exists and is not empty; choose another --out"):
+        unpack(open_zoo(NAME), zoo, Path(), CPU)
+
+
+def test_unpacking_needs_the_same_test_images(zoo: Path, tmp_path: Path) -> None:
+    run = open_zoo(NAME)
+    run = replace(run, card=replace(run.card, content={**run.card.content, "test_sha256": "0" * 64}))
+    with pytest.raises(UserError, match=f"zoo:{NAME} was trained on other data than digits holds now"):
+        unpack(run, tmp_path / "run", Path(), CPU)
+    assert not (tmp_path / "run").exists()
+
+
+def test_open_folder_unpacks_once(zoo: Path, tmp_path: Path, digits_run: Path) -> None:
+    notes: list[str] = []
+
+    def opened(path: Path | str) -> RunFolder:
+        return open_folder(Path(path), data_root=Path(), device=CPU, runs=tmp_path, note=notes.append)
+
+    assert opened(digits_run) == open_run(digits_run)
+    assert notes == []
+    assert opened(f"zoo:{NAME}").path == tmp_path / NAME
+    assert opened(f"zoo:{NAME}").finished
+    assert notes == [f"unpacking zoo:{NAME} into {tmp_path / NAME}"]
+    (tmp_path / NAME / "evaluation.json").unlink()
+    with pytest.raises(UserError, match="exists and is not empty"):
+        opened(f"zoo:{NAME}")
+
+
+def test_readers_cannot_write(zoo: Path, finished_run: Path) -> None:
+    for run in (open_run(finished_run), open_run(f"zoo:{NAME}")):
+        assert not any(hasattr(run, name) for name in ("create", "add_metrics", "keep_metrics", "save_results"))
+    assert isinstance(open_run(f"zoo:{NAME}"), ZooRun)

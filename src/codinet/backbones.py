@@ -1,7 +1,8 @@
-"""Residual networks without routing: blocks, their shortcuts, stems, heads.
+"""Residual networks without routing: blocks with their shortcuts, stems and heads.
 
-A block is F(x) = relu(residual(x) + shortcut(x)); skipping it leaves shortcut(x), which is x itself where the
-shape does not change. Parameter names are torchvision's, so its state dicts load. Knows nothing of routers.
+A block is F(x) = relu(residual(x) + shortcut(x)). Skipping it leaves shortcut(x), which is x itself if the shape does
+not change. A network has groups of blocks of one width, `layer1` … `layerS`. Parameter names are torchvision's, so its
+state dicts load.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ MOST_CLASSES = 1_000_000
 
 
 def require_stride_on(value: Any) -> None:
-    """The convolution of a bottleneck that strides."""
+    """Requires the name of the convolution of a bottleneck that has the stride."""
     require_choice("stride_on", value, get_args(StrideOn))
 
 
@@ -32,18 +33,20 @@ def _require_sizes(in_channels: Any, width: Any, stride: Any, stride_on: Any) ->
 
 
 class Block(nn.Module):
-    """A residual block in the two parts that routing needs: shortcut and residual."""
+    """A residual block, split into the two parts that routing needs: shortcut and residual."""
 
     in_channels: int
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The output of a skipped block."""
         raise NotImplementedError
 
     def residual(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """What the block adds to its shortcut."""
         raise NotImplementedError
 
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
-        """F(x), given the shortcut of x."""
+        """F(x), for a shortcut that is already computed."""
         return F.relu(self.residual(x_BCHW) + shortcut_BCHW)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -51,7 +54,14 @@ class Block(nn.Module):
 
 
 class BasicBlock(Block):
-    """Two 3×3 convolutions; the shortcut has no parameters (option A of the ResNet paper)."""
+    """Two 3×3 convolutions. The shortcut has no parameters (option A of the ResNet paper).
+
+    Args:
+        in_channels: Channels of the input.
+        width: Channels of the output, at least `in_channels`.
+        stride: Stride of the first convolution and the shortcut.
+        stride_on: Not used; the argument matches `Bottleneck`.
+    """
 
     expansion = 1
 
@@ -59,7 +69,7 @@ class BasicBlock(Block):
         super().__init__()
         _require_sizes(in_channels, width, stride, stride_on)
         if width < in_channels:
-            raise UserError(f"width must be at least in_channels, {in_channels}, got {width}.")
+            raise UserError(f"width must be at least in_channels ({in_channels}), got {width}.")
         self.in_channels, self.grown, self.stride = in_channels, width - in_channels, stride
         self.conv1 = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -78,7 +88,14 @@ class BasicBlock(Block):
 
 
 class Bottleneck(Block):
-    """1×1, 3×3, 1×1; the shortcut projects where the shape changes."""
+    """1×1, 3×3 and 1×1 convolutions. The shortcut is a projection if the shape changes.
+
+    Args:
+        in_channels: Channels of the input.
+        width: Channels of the inner convolutions; the output has four times as many.
+        stride: Stride of the block.
+        stride_on: The convolution that has the stride.
+    """
 
     expansion = 4
 
@@ -112,31 +129,39 @@ class Architecture:
     """The shape of a residual network."""
 
     block: type[BasicBlock] | type[Bottleneck]
-    counts: tuple[int, ...]  # blocks of each stage
-    widths: tuple[int, ...]  # channels of each stage, before expansion
-    image_size: int  # the size it was published for; any other works too
-    paper_unit: int  # what the paper's "GMACCs" column counts per multiply-add for this family
+    counts: tuple[int, ...]  # blocks of each group
+    widths: tuple[int, ...]  # channels of each group, before expansion
+    image_size: int  # the size it was published for; others work too
+    paper_unit: int  # operations that the paper's "GMACCs" column counts per multiply-add: 1 or 2
 
     def __post_init__(self) -> None:
         require_choice("block", getattr(self.block, "__name__", None), ("BasicBlock", "Bottleneck"))
-        require_kind("counts", self.counts, tuple, "a tuple with the blocks of each stage")
-        require_kind("widths", self.widths, tuple, "a tuple with the channels of each stage")
+        require_kind("counts", self.counts, tuple, "a tuple with the number of blocks of each group")
+        require_kind("widths", self.widths, tuple, "a tuple with the channels of each group")
         if len(self.counts) != len(self.widths) or not self.counts:
             found = f"{shown(self.counts)} and {shown(self.widths)}"
-            raise UserError(f"counts and widths must have one entry per stage, got {found}.")
+            raise UserError(f"counts and widths must have one entry per group, got {found}.")
         for count, width in zip(self.counts, self.widths, strict=True):
-            require_whole("The blocks of a stage", count, 1, LARGEST_SIDE)
-            require_whole("The width of a stage", width, 1, LARGEST_SIDE)
+            require_whole("The number of blocks of a group", count, 1, LARGEST_SIDE)
+            require_whole("The width of a group", width, 1, LARGEST_SIDE)
         require_whole("image_size", self.image_size, 1, LARGEST_SIDE)
         require_whole("paper_unit", self.paper_unit, 1, 2)
 
     @property
     def blocks(self) -> int:
+        """The number of blocks."""
         return sum(self.counts)
 
 
 class ResNet(nn.Module):
-    """Stem, stages `layer1` … `layerS`, head."""
+    """A stem, groups of blocks `layer1` … `layerS`, and a head.
+
+    Args:
+        shape: The architecture. Architectures for images below 64 pixels have a 3×3 stem without pooling.
+        num_classes: Outputs of the head.
+        in_channels: Channels of the images.
+        stride_on: The convolution of a bottleneck that has the stride.
+    """
 
     def __init__(self, shape: Architecture, *, num_classes: int, in_channels: int, stride_on: StrideOn) -> None:
         super().__init__()
@@ -154,28 +179,30 @@ class ResNet(nn.Module):
         )
         self.bn1 = nn.BatchNorm2d(channels)
         self.pool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
-        for stage, (count, width) in enumerate(zip(shape.counts, shape.widths, strict=True)):
+        for group, (count, width) in enumerate(zip(shape.counts, shape.widths, strict=True)):
             blocks = []
             for position in range(count):
-                stride = 2 if stage > 0 and position == 0 else 1
+                stride = 2 if group > 0 and position == 0 else 1
                 blocks.append(shape.block(channels, width, stride, stride_on))
                 channels = width * shape.block.expansion
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+            self.add_module(f"layer{group + 1}", nn.Sequential(*blocks))
         self.fc = nn.Linear(channels, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """From images to the input of the first block."""
         return self.pool(F.relu(self.bn1(self.conv1(images_BCHW))))
 
     @property
     def blocks(self) -> Sequence[Block]:
         """Every block, in order."""
-        stages = [getattr(self, f"layer{stage + 1}") for stage in range(len(self.shape.counts))]
-        return [block for stage in stages for block in stage]
+        groups = [getattr(self, f"layer{group + 1}") for group in range(len(self.shape.counts))]
+        return [block for group in groups for block in group]
 
     def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """From the output of the last block to logits."""
         return self.fc(x_BCHW.mean(dim=(2, 3)))
 
 
@@ -184,7 +211,7 @@ def _small(depth: int) -> Architecture:
     return Architecture(BasicBlock, (count,) * 3, (16, 32, 64), image_size=32, paper_unit=2)
 
 
-# 14, 26 and 62 are static baselines: they cost 0.38 and 0.8 of ResNet-32, and 0.55 of ResNet-110.
+# 14, 26 and 62 are static baselines: 0.38 and 0.8 of the cost of ResNet-32, and 0.55 of that of ResNet-110.
 ARCHITECTURES: dict[str, Architecture] = {
     **{f"resnet{depth}": _small(depth) for depth in (14, 20, 26, 32, 44, 56, 62, 74, 110)},
     "resnet50": Architecture(Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512), image_size=224, paper_unit=1),

@@ -1,7 +1,7 @@
-"""Checks of arguments: a wrong one is a `UserError`, one line with the rule and the value.
+"""Checks of arguments. A wrong argument is a `UserError` whose message states the rule and the value.
 
-Everything but `require_finite` looks at types, shapes, dtypes and devices only. The host knows these, so a check may
-be part of a compiled function or a captured CUDA graph, and it never waits for a GPU. Knows nothing of networks.
+All checks except `require_finite` read only types, shapes, dtypes and devices, never tensor values. So they can be part
+of a compiled function or a captured CUDA graph, and they never wait for a GPU.
 """
 
 import math
@@ -15,26 +15,26 @@ import torch
 from codinet import errors
 from codinet.errors import UserError, unknown
 
-LARGEST_SIDE = 65_536  # of an image, in pixels; also the most channels
-_LARGEST_INT = 2**63 - 1  # that torch takes
-LARGEST_COUNT = 2**31 - 1  # of epochs, steps, images, …
+LARGEST_SIDE = 65_536  # pixels of an image's side; also the maximum number of channels
+_LARGEST_INT = 2**63 - 1  # in torch
+LARGEST_COUNT = 2**31 - 1  # epochs, steps, images, …
 
 
 def shown(value: object) -> str:
-    """A value in one short line; of a tensor its shape, dtype and device."""
+    """A value as one short line; a tensor as its shape, dtype and device."""
     if isinstance(value, torch.Tensor):
         size = "×".join(map(str, value.shape)) or "one number"
         return f"a tensor of {size} ({str(value.dtype).removeprefix('torch.')} on {value.device})"
     try:
         return errors.shown(value)
-    except Exception:  # an integer too long for Python to print, or a fault in a foreign __repr__
+    except Exception:  # an integer too long to print, or an error in the object's __repr__
         return f"a value of type {type(value).__name__}"
 
 
 def require_number(
     name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, above: bool = False, below: bool = False
 ) -> None:
-    """A finite number from `low` to `high`; with `above` or `below`, that end is not included."""
+    """Requires a finite number from `low` to `high`; `above` and `below` exclude that end."""
     if type(value) in (float, int) or isinstance(value, np.floating | np.integer):
         number = value if type(value) in (float, int) else value.item()
         inside = (low < number if above else low <= number) and (number < high if below else number <= high)
@@ -45,7 +45,7 @@ def require_number(
 
 
 def require_whole(name: str, value: Any, low: int, high: int | None = None) -> None:
-    """A whole number from `low` to `high`."""
+    """Requires an integer from `low` to `high`."""
     whole = type(value) is int or isinstance(value, np.integer)
     if whole and low <= value and (high is None or value <= high):
         return
@@ -65,12 +65,13 @@ def _range(what: str, low: float, high: float, above: bool, below: bool) -> str:
 
 
 def require_flag(name: str, value: Any) -> None:
+    """Requires True or False."""
     if not isinstance(value, bool):
         raise UserError(f"{name} must be True or False, got {shown(value)}.")
 
 
 def require_choice(what: str, value: Any, known: Iterable[str]) -> None:
-    """One of the known names."""
+    """Requires one of the known names."""
     names = list(known)
     if not isinstance(value, str):
         raise UserError(f"The {what} must be one of {', '.join(names)}, got {shown(value)}.")
@@ -79,18 +80,19 @@ def require_choice(what: str, value: Any, known: Iterable[str]) -> None:
 
 
 def require_kind(name: str, value: Any, kind: type, what: str) -> None:
-    """An object of this class; `what` says how to get one."""
+    """Requires an object of a class; `what` describes it in the message."""
     if not isinstance(value, kind):
         raise UserError(f"{name} must be {what}, got {shown(value)}.")
 
 
 def require_callable(name: str, value: Any) -> None:
+    """Requires a function."""
     if not callable(value):
         raise UserError(f"{name} must be a function, got {shown(value)}.")
 
 
 def require_tensor(name: str, value: Any, shape: Sequence[int | str], *, floating: bool = True) -> None:
-    """A tensor of this shape: a number is a size, a letter stands for any size from 1 on."""
+    """Requires a tensor of a shape. A number in the shape is a size; a letter stands for any size above 0."""
     if isinstance(value, torch.Tensor) and len(value.shape) == len(shape):
         pairs = zip(value.shape, shape, strict=True)
         fits = all(size > 0 if isinstance(wanted, str) else size == wanted for size, wanted in pairs)
@@ -101,7 +103,7 @@ def require_tensor(name: str, value: Any, shape: Sequence[int | str], *, floatin
 
 
 def require_same_place(name: str, value: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
-    """Two tensors of one dtype on one device."""
+    """Requires that two tensors have the same dtype and device."""
     if value.device != other.device or value.dtype != other.dtype:
         raise UserError(
             f"{name} and {other_name} must have the same dtype and device, got {value.dtype} on {value.device} and "
@@ -110,19 +112,19 @@ def require_same_place(name: str, value: torch.Tensor, other_name: str, other: t
 
 
 def is_autocast(tensor: torch.Tensor) -> bool:
-    """Whether autocast is on for the device of a tensor, so that dtypes may differ."""
+    """Whether autocast is on for a tensor's device, so that dtypes may differ."""
     return tensor.device.type != "meta" and torch.is_autocast_enabled(tensor.device.type)
 
 
 def require_finite(name: str, value: torch.Tensor) -> None:
-    """No NaN or infinity. Reads the values, so it waits for the device."""
+    """Requires values without NaN and infinity. It reads the values, so it waits for the device."""
     if value.is_meta or not bool(value.isfinite().all()):
         what = "no values: it is on the meta device" if value.is_meta else "NaN or infinity"
         raise UserError(f"{name} must hold finite numbers, got {what}.")
 
 
 def require_image_shape(shape: Any) -> tuple[int, int, int]:
-    """Channels, height and width."""
+    """Requires (channels, height, width) and returns it as integers."""
     if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) != 3:
         raise UserError(f"image_shape must be (channels, height, width), got {shown(shape)}.")
     for name, size in zip(("channels", "height", "width"), shape, strict=True):

@@ -1,8 +1,8 @@
-"""The command line: verb → module of `codinet.commands`, one table.
+"""The command line: each verb is a module of `codinet.commands` with `Args`, a dataclass of its flags, and `run(args)`.
 
-A verb's module has `Args`, a dataclass that is its flags, and `run(args)`. People get tables and progress bars; with
---json, one JSON document on stdout and nothing else there. An error that the user can fix is one line on stderr and
-exit code 2. Of the processes that torchrun starts on a machine, only local rank 0 prints.
+People get tables and progress bars; with --json, stdout gets one JSON document and nothing else. An error that the user
+can fix is one line on stderr and exit code 2. Under torchrun, only local rank 0 prints. Modules of verbs import torch
+inside `run`, so that help and errors in flags come at once.
 """
 
 import codecs
@@ -18,82 +18,80 @@ import tyro
 
 import codinet
 from codinet.errors import UserError, first_line, one_line, unknown
-from codinet.flags import READING, one_sentence
+from codinet.flags import REGISTRY, one_sentence
 
 VERBS = {
-    "train": "train a routed network to a budget",
-    "eval": "accuracy, cost and paths of a trained run",
-    "predict": "class, confidence and path of image files",
-    "analyze": "how a run's paths are distributed",
-    "report": "one page of figures and tables about runs",
-    "explore": "a local page that shows how a run routes images",
-    "sweep": "many runs over budgets, margins, seeds",
-    "bench": "speed of every engine against the static net",
-    "export": "a trained run as an ONNX file",
+    "train": "train a routed network to a cost budget",
+    "eval": "accuracy, cost and paths of a run on its test set",
+    "predict": "classify image files and show their paths",
+    "analyze": "how a run distributes images over paths",
+    "report": "a page of figures and tables about runs",
+    "explore": "a local web page that shows how a run routes images",
+    "sweep": "train many runs over budgets, margins, seeds",
+    "bench": "speed of every engine, relative to the static network",
+    "export": "write a run as an ONNX file",
     "data": "list, download and verify data sets",
-    "models": "the networks that can be trained, and the trained ones",
-    "zoo": "trained networks that come with codinet; adding one",
-    "results": "result tables, next to the paper's",
+    "models": "list the networks, and the trained ones",
 }
 
-
-_HANDLER = "codinet.ascii"  # of characters that stdout lacks
-# Stand-ins for characters that an ASCII-only stdout does not have; all others are escaped.
+_HANDLER = "codinet.ascii"  # name of the error handler for characters that stdout cannot encode
+# Replacements on an ASCII-only stdout; all other characters are escaped.
 _ASCII = dict(zip("×–—·█“”’─│╭╮╰╯", 'x--.#""\'-|++++', strict=True)) | {"…": "...", "±": "+-", "→": "->"}
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run a command and return its exit code. `argv` is the command line without the program's name."""
     words = sys.argv[1:] if argv is None else argv
     return guarded(lambda: _dispatch(words))
 
 
 def guarded(call: Callable[[], int]) -> int:
-    """Run a command and return its exit code: 2 for an error that the user can fix, which is printed in one line."""
+    """Call a command and return its exit code: 2 for an error that the user can fix, which is printed in one line."""
     _replace_closed_streams()
     try:
         with _any_text_on_stdout():
-            code = _guarded(call)
-            sys.stdout.flush()  # here, because at exit Python would report a failure as a bug
+            code = _call(call)
+            sys.stdout.flush()  # here, because a failure at exit would be reported as a bug
         return code
     except BrokenPipeError:
-        _discard_stdout()  # the reader has gone, so the rest of the output goes nowhere
+        _discard_stdout()  # nobody reads the rest
         return 141
     except OSError as error:
         _discard_stdout()
-        return _refused_by_system(error)
+        return _print_os_error(error)
 
 
-def _guarded(call: Callable[[], int]) -> int:
+def _call(call: Callable[[], int]) -> int:
     try:
         return call()
     except UserError as error:
-        _tell(str(error))
+        _print_error(str(error))
         return 2
     except KeyboardInterrupt:
-        _tell("interrupted; a training run goes on with the same command and --resume.")
+        _print_error("interrupted; continue a training run with the same command and --resume.")
         return 130
     except MemoryError:
-        _tell("The memory of this machine is too small for this; use a smaller --batch or smaller images.")
+        _print_error("Out of memory; use a smaller --batch or smaller images.")
         return 2
     except BrokenPipeError:
         raise
     except OSError as error:
-        return _refused_by_system(error)
+        return _print_os_error(error)
 
 
-def _refused_by_system(error: OSError) -> int:
-    """For example a file name that is too long, a folder without permission, a full disk."""
+def _print_os_error(error: OSError) -> int:
+    """Print, for example, that a file name is too long, a folder is not writable, or a disk is full."""
     if error.filename is None:
-        _tell(f"{error.strerror or first_line(error)}; check where the output goes.")
+        _print_error(f"{error.strerror or first_line(error)}; check where the output goes.")
     else:
-        _tell(f"{error.filename}: {error.strerror}; check the path.")
+        _print_error(f"{error.filename}: {error.strerror}; check the path.")
     return 2
 
 
 def _replace_closed_streams() -> None:
     """Replace standard streams that are closed (`>&-`) by the null device.
 
-    In this order, because a stream takes the lowest free descriptor: it must not be that of a file opened later.
+    Otherwise a file that is opened later would get the descriptor of the stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -102,7 +100,7 @@ def _replace_closed_streams() -> None:
 
 @contextlib.contextmanager
 def _any_text_on_stdout() -> Iterator[None]:
-    """Within, characters that the encoding of stdout lacks are replaced, and no error."""
+    """Replace characters that stdout cannot encode instead of raising an error."""
     stdout = sys.stdout
     if not isinstance(stdout, io.TextIOWrapper):
         yield
@@ -112,12 +110,12 @@ def _any_text_on_stdout() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # it flushes, too
+        with contextlib.suppress(OSError):  # reconfigure also flushes
             stdout.reconfigure(errors=before)
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """An error handler of codecs."""
+    """The error handler, for `codecs.register_error`."""
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end]
     return "".join(_ASCII.get(one) or one.encode("unicode_escape").decode() for one in text), error.end
@@ -127,18 +125,18 @@ codecs.register_error(_HANDLER, _in_ascii)
 
 
 def _discard_stdout() -> None:
-    with contextlib.suppress(OSError):  # a stand-in for stdout has no descriptor
+    with contextlib.suppress(OSError):  # a replaced stdout may have no descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(sentence: str) -> None:
-    if _speaks():
+def _print_error(sentence: str) -> None:
+    if _prints():
         with contextlib.suppress(OSError):
             print(f"codinet: {one_line(sentence)}", file=sys.stderr, flush=True)
 
 
-def _speaks() -> bool:
-    """Whether this process prints for all processes of its machine."""
+def _prints() -> bool:
+    """Whether this process prints; under torchrun, one process of each machine does."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -155,26 +153,33 @@ def _dispatch(words: list[str]) -> int:
     if verb not in VERBS:
         raise unknown("command", verb, VERBS)
     module = importlib.import_module(f"codinet.commands.{verb}")
-    default = module.defaults(rest) if hasattr(module, "defaults") else None
-    args = parse(module.Args, rest, prog=f"codinet {verb}", default=default)
+    args = parse(module.Args, rest, prog=f"codinet {verb}")
     if args is not None:
         module.run(args)
     return 0
 
 
-def parse(kind: type, words: list[str], *, prog: str, default: Any = None) -> Any:
-    """The flags as a value of `kind`; None when help was requested and printed."""
-    said = io.StringIO()
-    known = {} if default is None else {"default": default}
+def parse(kind: type, words: list[str], *, prog: str) -> Any:
+    """Parse flags.
+
+    Args:
+        kind: A dataclass whose fields are the flags.
+        words: The command line after the verb.
+        prog: How help and errors name the command.
+
+    Returns:
+        An instance of `kind`; None if help was requested, which is printed then. Wrong flags are a `UserError`.
+    """
+    message = io.StringIO()
     try:
-        help_text = contextlib.nullcontext() if _speaks() else contextlib.redirect_stdout(io.StringIO())
-        with contextlib.redirect_stderr(said), help_text:
+        help_text = contextlib.nullcontext() if _prints() else contextlib.redirect_stdout(io.StringIO())
+        with contextlib.redirect_stderr(message), help_text:
             config = (tyro.conf.OmitArgPrefixes,)
-            return tyro.cli(kind, prog=prog, args=words, config=config, registry=READING, **known)
+            return tyro.cli(kind, prog=prog, args=words, config=config, registry=REGISTRY)
     except SystemExit as stop:
         if stop.code in (0, None):
             return None
-        raise UserError(f"{one_sentence(said.getvalue())}; see {prog} --help.") from None
+        raise UserError(f"{one_sentence(message.getvalue())}; see {prog} --help.") from None
 
 
 def _overview() -> str:

@@ -1,27 +1,27 @@
-"""The settings of a training run: one frozen value, written to `config.json` and read back unchanged.
+"""The settings of a training run: one frozen dataclass, saved as `config.json` and read back unchanged.
 
-Device and folders are not part of it, so a run may move between machines. `resolve` fills in defaults and checks every
-value.
+Device and folders are not part of it, so a run can move between machines. `resolve` fills in defaults and checks every
+value. The docstrings of the settings are the help texts of `codinet train`. Importing this module does not import
+torch.
 """
 
 import dataclasses
 import json
 import math
+import os
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from codinet.backbones import ARCHITECTURES, StrideOn
-from codinet.checks import LARGEST_COUNT, require_choice, require_flag, require_kind, shown
 from codinet.errors import UserError
-from codinet.losses import LARGEST_WEIGHT
-from codinet.relaxation import RELAXATIONS, SMALLEST_TAU
-from codinet.routers import ROUTERS
 
+DATA_ROOT = Path(os.environ.get("CODINET_DATA", "data"))  # default of --data-root
 DEFAULT_BUDGET = 0.6
 DEFAULT_DISTILL = 0.5
-# Entries that older configs lack; they get their defaults.
-_LATER = frozenset({"cutout", "extra", "milestones", "watch"})
+PARTS = ("data", "network", "losses", "schedule", "extra")  # of a RunConfig, each a dataclass
+# Entries that older config files lack; they get their defaults.
+_ADDED_LATER = frozenset({"cutout", "extra", "milestones", "watch"})
 
 
 @dataclass(frozen=True)
@@ -29,29 +29,41 @@ class DataConfig:
     """Where the images come from."""
 
     image_size: int | None = None
-    """Side in pixels to which images of a folder are resized. Default: the size they have."""
+    """Side length in pixels to which the images of a folder are resized. Default: their own size."""
     holdout: int = 0
-    """Training images held out and watched instead of the test set, to choose recipes on."""
+    """Training images to hold out; every epoch is evaluated on them instead of the test set."""
     watch: Literal["test", "train"] = "test"
-    """What every epoch is evaluated on if nothing is held out; with "train" the test set is read at the end only."""
+    """What every epoch is evaluated on if nothing is held out. With "train", the test set is used at the end only."""
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The network and how it routes."""
+    """The network and its routers."""
 
     arch: str = "resnet32"
-    """One of `codinet models`."""
+    """A network listed by `codinet models`."""
     routed: bool = True
-    """Whether blocks have routers; without them this is the plain residual network."""
+    """Whether blocks have routers; without them, this is the plain residual network."""
     router: Literal["fc", "cnn", "rnn"] = "fc"
     """Two linear layers (the paper's), a convolution, or an LSTM along the depth."""
     relaxation: Literal["gumbel", "straight-through"] = "gumbel"
     """How decisions are relaxed in stage 1."""
     tau: float = 1.0
     """Temperature of the relaxation."""
-    stride_on: StrideOn = "3x3"
-    """Which convolution of a bottleneck strides (the paper's ResNet-50 figures use 1x1)."""
+    stride_on: Literal["3x3", "1x1"] = "3x3"
+    """Which convolution of a bottleneck has the stride (the paper's ResNet-50 numbers use 1x1)."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(NetworkConfig):
+    """Everything a `CoDiNet` is built from: the network's settings and what its data determines."""
+
+    num_classes: int = 10
+    """Number of classes."""
+    in_channels: int = 3
+    """Channels of an image."""
+    image_shape: tuple[int, int, int] | None = None
+    """Channels, height and width of the images it is trained on; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ class LossConfig:
     """The weights and margins of Eq. 8, 9, 11, 12."""
 
     budget: float | None = None
-    """Share of the static network's MACs to meet, e.g. 0.57. Default: 0.6 if no gamma is given."""
+    """Target cost as a share of the static network's MACs, e.g. 0.57. Default: 0.6 if --gamma is not given."""
     gamma: float | None = None
     """Fixed weight of the cost loss, as in the paper, instead of a budget."""
     alpha: float = 0.2
@@ -71,9 +83,9 @@ class LossConfig:
     m_d: float = 0.5
     """Margin of the diversity loss."""
     score_decay: float = 1e-4
-    """Decay of the routers' margins, which keeps them movable until the last epochs; 0 as in the paper."""
+    """Decay of the routers' score margins, which keeps decisions flexible until the last epochs; 0 in the paper."""
     paths: Literal["noise-free", "noised"] = "noise-free"
-    """Which relaxed paths the losses get; "noised" as in the paper."""
+    """Which relaxed paths the losses use; "noised" in the paper."""
 
 
 @dataclass(frozen=True)
@@ -85,23 +97,23 @@ class ScheduleConfig:
     finetune: int | None = None
     """Epochs of stage 2: routers fixed, hard decisions. Default: 20 for every 250 of stage 1, at least 1."""
     batch: int | None = None
-    """Images of a step (L), each in --views views. Default: 512 on a GPU, 64 elsewhere."""
+    """Images per step (L), each in --views views. Default: 512 on a GPU, 64 elsewhere."""
     views: int = 2
-    """Augmentations of each image in a step (M)."""
+    """Augmented views of each image per step (M)."""
     lr: float = 0.1
     """Initial learning rate of stage 1."""
     finetune_lr: float = 0.01
     """Initial learning rate of stage 2."""
     schedule: Literal["multistep", "cosine"] = "multistep"
-    """Tenfold drops at --milestones, or a cosine."""
+    """Learning rate schedule: divided by ten at --milestones, or a cosine."""
     milestones: tuple[float, ...] = (0.6, 0.8)
-    """Shares of stage 1 after which a multi-step rate drops tenfold (the paper's 150 and 200 of 250 epochs)."""
+    """Fractions of stage 1 after which the multi-step rate is divided by ten (the paper: epochs 150 and 200 of 250)."""
     warmup: float = 1.0
     """Epochs over which the learning rate rises from zero."""
     momentum: float = 0.9
     """Momentum of SGD."""
     weight_decay: float = 1e-4
-    """Weight decay, on every parameter."""
+    """Weight decay of all parameters."""
 
 
 @dataclass(frozen=True)
@@ -109,43 +121,53 @@ class ExtraConfig:
     """Training techniques that the paper does not use; all are off by default."""
 
     label_smoothing: float = 0.0
-    """Share of a label's weight that is spread evenly over all classes, e.g. 0.1."""
+    """Label smoothing, e.g. 0.1."""
     ema: float = 0.0
     """Decay of a moving average of the weights, e.g. 0.999; the average is evaluated and saved. 0 is off."""
     start: str | None = None
-    """Run folder or zoo:NAME whose weights this run starts from, e.g. a static run of the same network."""
+    """Run folder or zoo:NAME with the initial weights, e.g. a static run of the same network."""
     start_sha256: str | None = None
-    """Digest that the weights of --start must have. Default: the one they have when the run starts."""
+    """SHA-256 that the weights of --start must have. Default: not checked when the run starts, fixed from then on."""
     teacher: str | None = None
-    """Run folder or zoo:NAME whose network teaches this one, beside the labels; any network for the same classes."""
+    """Run folder or zoo:NAME of a teacher for distillation; any network for the same classes."""
     teacher_sha256: str | None = None
-    """Digest that the weights of --teacher must have. Default: the one they have when the run starts."""
+    """SHA-256 that the weights of --teacher must have. Default: not checked when the run starts, fixed from then on."""
     distill: float | None = None
-    """Share of the teacher's answers in the classification loss; the labels get the rest. Default: 0.5."""
+    """Weight of the teacher in the classification loss; the labels have the rest. Default: 0.5."""
     distill_temperature: float = 4.0
-    """Temperature at which the logits of teacher and network are compared."""
+    """Temperature of the distillation."""
     cutout: int = 0
-    """Side in pixels of a square blanked at a random place of every view, e.g. 8; 0 is off."""
+    """Side length in pixels of a square blanked at a random place of every view, e.g. 8; 0 is off."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """A whole training run."""
 
-    # Not compared: data may be moved. Their digest identifies them.
+    # Not compared, because data may be moved. A digest identifies the data.
     source: str = field(compare=False)
-    """A data set by name, an image folder, or an .npz file."""
+    """Name of a data set, an image folder, or an .npz file."""
     data: DataConfig = field(default_factory=DataConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     losses: LossConfig = field(default_factory=LossConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     seed: int = 0
-    """Seed of initial weights, order, views and noise."""
+    """Seed of the initial weights, the image order, the augmentations and the noise."""
     extra: ExtraConfig = field(default_factory=ExtraConfig)
 
 
 def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
-    """The config, checked, with the defaults filled in that depend on other fields or the device."""
+    """Fill in the defaults that depend on other settings or on the device, and check every value.
+
+    Args:
+        config: Any config, for example one made by a preset.
+        gpu: Whether the run trains on a GPU, which decides the default batch size.
+
+    Returns:
+        The complete config. A value that cannot work is a `UserError`.
+    """
+    from codinet.checks import require_flag
+
     _require_types(config)
     require_flag("gpu", gpu)
     losses, schedule, extra = config.losses, config.schedule, config.extra
@@ -162,135 +184,135 @@ def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
     return config
 
 
-def seed_rule(seed: int) -> tuple[bool, str]:
-    """Whether torch and numpy both accept the seed, and the sentence for the case that they do not."""
-    return 0 <= seed < 2**32, f"--seed {shown(seed)} is out of range; use a whole number from 0 to {2**32 - 1}."
+def unused_settings(config: RunConfig) -> frozenset[str]:
+    """The names of the settings that have no effect on the training of this config."""
+    if not config.network.routed:
+        return _ROUTING_SETTINGS
+    idle = [("m_c", config.losses.alpha), ("m_d", config.losses.beta)]
+    return frozenset(margin for margin, weight in idle if weight == 0)
+
+
+# Settings of routers, of their losses and of stage 2, which fine-tunes under fixed routers.
+_ROUTING_SETTINGS = frozenset(
+    {"router", "relaxation", "tau", "finetune", "finetune_lr"}
+    | {entry.name for entry in dataclasses.fields(LossConfig)}
+)
+
+
+def flag_of(setting: str) -> str:
+    """The command-line flag of a setting: `--m-d` for `m_d`."""
+    return f"--{setting.replace('_', '-')}"
+
+
+def require_seed(seed: int) -> None:
+    """`UserError` for a seed that torch or numpy does not accept."""
+    from codinet.checks import shown
+
+    if not 0 <= seed < 2**32:
+        raise UserError(f"--seed must be a whole number from 0 to {2**32 - 1}, got {shown(seed)}.")
 
 
 def _require_types(config: Any) -> None:
-    """`UserError` for an entry of another type, an unknown name or a count that no machine can hold."""
-    require_kind("config", config, RunConfig, "a RunConfig; presets make one")
-    for part in ("data", "network", "losses", "schedule", "extra"):
+    """`UserError` for a value of the wrong type, an unknown name or a count that is too large."""
+    from codinet.backbones import ARCHITECTURES
+    from codinet.checks import LARGEST_COUNT, require_choice, require_kind, shown
+    from codinet.relaxation import RELAXATIONS
+    from codinet.routers import ROUTERS
+
+    require_kind("config", config, RunConfig, "a RunConfig, for example of a preset")
+    for part in PARTS:
         kind = get_type_hints(RunConfig)[part]
-        require_kind(part, getattr(config, part), kind, f"a {kind.__name__}")
+        if type(value := getattr(config, part)) is not kind:  # a subclass such as ModelConfig has more entries
+            raise UserError(f"{part} must be a {kind.__name__}, got {shown(value)}.")
     network = config.network
-    for what, name, known in (
-        ("architecture", network.arch, ARCHITECTURES),
-        ("router", network.router, ROUTERS),
-        ("relaxation", network.relaxation, RELAXATIONS),
-    ):
-        require_choice(what, name, known)
-    for part in (config, config.data, config.network, config.losses, config.schedule, config.extra):
+    require_choice("architecture", network.arch, ARCHITECTURES)
+    require_choice("router", network.router, ROUTERS)
+    require_choice("relaxation", network.relaxation, RELAXATIONS)
+    for part in (config, *(getattr(config, part) for part in PARTS)):
         for name, hint in get_type_hints(type(part)).items():
             value = getattr(part, name)
             if dataclasses.is_dataclass(hint):
                 continue
-            flag = f"--{name.replace('_', '-')}"
             if not _fits(value, hint):
-                raise UserError(f"{flag} must be {_described(hint)}, got {shown(value)}.")
+                raise UserError(f"{flag_of(name)} must be {_described(hint)}, got {shown(value)}.")
             if isinstance(value, int) and name != "seed" and abs(value) > LARGEST_COUNT:
-                raise UserError(f"{flag} must be at most {LARGEST_COUNT}, got {shown(value)}.")
+                raise UserError(f"{flag_of(name)} must be at most {LARGEST_COUNT}, got {shown(value)}.")
 
 
 def _check(config: RunConfig) -> None:
-    network, losses, schedule, extra = config.network, config.losses, config.schedule, config.extra
-    batch = schedule.batch or 0
-    weights = losses.alpha, losses.beta, losses.m_c, losses.m_d, losses.gamma or 0.0, losses.score_decay
+    """`UserError` for the first value that is out of range or contradicts another one."""
+    from codinet.losses import LARGEST_WEIGHT
+    from codinet.relaxation import SMALLEST_TAU
+
+    data, network, losses, schedule, extra = (getattr(config, part) for part in PARTS)
+    require_seed(config.seed)
     for part in (network, losses, schedule, extra):
         for name, value in vars(part).items():
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, float) and not math.isfinite(number):
-                    raise UserError(f"--{name.replace('_', '-')} {number} is not a finite number; give one.")
-    if losses.budget is not None and losses.gamma is not None:
-        raise UserError("--budget and --gamma exclude each other: state the share to meet, or the weight, not both.")
-    if not network.routed and (losses.budget is not None or losses.gamma is not None):
-        flag = "--gamma" if losses.budget is None else "--budget"
-        raise UserError(f"{flag} needs routers, and --no-routed removes them; leave out one of them.")
-    if losses.budget is not None and not 0 < losses.budget <= 1:
-        raise UserError(
-            f"A budget of {losses.budget:g} is not a share of the static network's cost; "
-            "give --budget a number above 0 and up to 1, such as 0.6."
-        )
-    rules = [
-        (batch >= 2, f"--batch {batch} is too small: diversity compares images; use 2 or more."),
-        (schedule.views >= 1, f"--views {schedule.views} leaves nothing to train on; use 1 or more."),
+                    raise UserError(f"{flag_of(name)} must be a finite number, got {number}.")
+    batch, finetune, distill = schedule.batch or 0, schedule.finetune or 0, extra.distill or 0.0
+    weights = losses.alpha, losses.beta, losses.m_c, losses.m_d, losses.gamma or 0.0, losses.score_decay
+    milestones = " ".join(f"{mark:g}" for mark in schedule.milestones)
+    ends = (0.0, *schedule.milestones), (*schedule.milestones, 1.0)
+    rising = all(low < high for low, high in zip(*ends, strict=True))
+    cost_flag = "--gamma" if losses.budget is None else "--budget"
+    rules: list[tuple[bool, str]] = [
+        (losses.budget is None or losses.gamma is None, "--budget and --gamma exclude each other; leave one out."),
+        (
+            network.routed or (losses.budget is None and losses.gamma is None),
+            f"{cost_flag} requires routers, and --no-routed removes them; leave one of the two out.",
+        ),
+        (
+            losses.budget is None or 0 < losses.budget <= 1,
+            f"--budget must be above 0 and at most 1 (the cost of the static network), got {losses.budget or 0:g}.",
+        ),
+        (batch >= 2, f"--batch must be 2 or more, got {batch}; the diversity loss compares images."),
+        (schedule.views >= 1, f"--views must be 1 or more, got {schedule.views}."),
         (
             not (network.routed and losses.alpha > 0 and schedule.views < 2),
-            "Consistency compares views of an image, and --views 1 makes only one; use --views 2 or --alpha 0.",
+            "The consistency loss compares views of an image; use --views 2 or more, or --alpha 0.",
         ),
-        (schedule.epochs >= 1, f"--epochs {schedule.epochs} trains nothing; use 1 or more."),
-        ((schedule.finetune or 0) >= 0, f"--finetune {schedule.finetune} is negative; use 0 to leave stage 2 out."),
-        (schedule.lr > 0 and schedule.finetune_lr > 0, "Learning rates must be above 0."),
-        (0 <= schedule.momentum < 1, f"--momentum {schedule.momentum:g} must lie in [0, 1)."),
-        (network.tau >= SMALLEST_TAU, f"--tau {network.tau:g} must be above 0, at least {SMALLEST_TAU:g}."),
+        (schedule.epochs >= 1, f"--epochs must be 1 or more, got {schedule.epochs}."),
+        (finetune >= 0, f"--finetune must be 0 or more, got {finetune}; 0 leaves stage 2 out."),
+        (schedule.lr > 0, f"--lr must be above 0, got {schedule.lr:g}."),
+        (schedule.finetune_lr > 0, f"--finetune-lr must be above 0, got {schedule.finetune_lr:g}."),
+        (0 <= schedule.momentum < 1, f"--momentum must be at least 0 and below 1, got {schedule.momentum:g}."),
+        (network.tau >= SMALLEST_TAU, f"--tau must be at least {SMALLEST_TAU:g}, got {network.tau:g}."),
         (min(weights) >= 0, f"Loss weights and margins must not be negative, got {min(weights):g}."),
         (max(weights) <= LARGEST_WEIGHT, f"Loss weights and margins must be at most 1e6, got {max(weights):g}."),
-        (min(schedule.weight_decay, schedule.warmup) >= 0, "--weight-decay and --warmup must not be negative."),
-        seed_rule(config.seed),
-        (config.data.holdout >= 0, "--holdout must not be negative."),
-        *_schedule_rules(schedule),
-        *_extra_rules(extra),
+        (schedule.weight_decay >= 0, f"--weight-decay must not be negative, got {schedule.weight_decay:g}."),
+        (schedule.warmup >= 0, f"--warmup must not be negative, got {schedule.warmup:g}."),
+        (data.holdout >= 0, f"--holdout must not be negative, got {data.holdout}."),
+        (rising, f"--milestones must be rising numbers between 0 and 1, such as 0.6 0.8, got {milestones}."),
         (
-            config.data.image_size is None or config.data.image_size >= 8,
-            "--image-size must be at least 8 pixels.",
+            schedule.schedule == "multistep" or schedule.milestones == ScheduleConfig.milestones,
+            f"--milestones requires --schedule multistep, got {schedule.schedule}.",
         ),
+        (
+            0 <= extra.label_smoothing < 1,
+            f"--label-smoothing must be at least 0 and below 1, got {extra.label_smoothing:g}.",
+        ),
+        (extra.cutout >= 0, f"--cutout must not be negative, got {extra.cutout}."),
+        (0 <= extra.ema < 1, f"--ema must be at least 0 and below 1, got {extra.ema:g}."),
+        (0 <= distill <= 1, f"--distill must be between 0 and 1, got {distill:g}."),
+        (
+            extra.distill_temperature >= SMALLEST_TAU,
+            f"--distill-temperature must be at least {SMALLEST_TAU:g}, got {extra.distill_temperature:g}.",
+        ),
+        (distill == 0 or extra.teacher is not None, "--distill requires --teacher, a run folder or zoo:NAME."),
+        (extra.teacher is None or distill > 0, "--teacher requires --distill above 0, got 0."),
+        (extra.start is not None or extra.start_sha256 is None, "--start-sha256 requires --start."),
+        (extra.teacher is not None or extra.teacher_sha256 is None, "--teacher-sha256 requires --teacher."),
+        (data.image_size is None or data.image_size >= 8, f"--image-size must be 8 or more, got {data.image_size}."),
     ]
-    for fine, sentence in rules:
-        if not fine:
+    for valid, sentence in rules:
+        if not valid:
             raise UserError(sentence)
 
 
-def _schedule_rules(schedule: ScheduleConfig) -> list[tuple[bool, str]]:
-    marks = schedule.milestones
-    rising = all(low < high for low, high in zip((0.0, *marks), (*marks, 1.0), strict=True))
-    return [
-        (
-            rising,
-            f"--milestones {' '.join(f'{mark:g}' for mark in marks)} are not rising shares of the epochs; "
-            "give numbers between 0 and 1, such as 0.6 0.8.",
-        ),
-        (
-            schedule.schedule == "multistep" or marks == ScheduleConfig.milestones,
-            f"--milestones need --schedule multistep, and it is {schedule.schedule}; leave out one of them.",
-        ),
-    ]
-
-
-def _extra_rules(extra: ExtraConfig) -> list[tuple[bool, str]]:
-    distill = extra.distill or 0.0
-    return [
-        (
-            0 <= extra.label_smoothing < 1,
-            f"--label-smoothing {extra.label_smoothing:g} must lie in [0, 1); 0.1 is usual.",
-        ),
-        (extra.cutout >= 0, f"--cutout {extra.cutout} is negative; give the side of a square in pixels, or 0."),
-        (0 <= extra.ema < 1, f"--ema {extra.ema:g} must lie in [0, 1); 0.999 is usual and 0 is off."),
-        (0 <= distill <= 1, f"--distill must be a number from 0 to 1, such as 0.5, got {distill:g}."),
-        (
-            extra.distill_temperature >= SMALLEST_TAU,
-            f"--distill-temperature {extra.distill_temperature:g} must be above 0, at least {SMALLEST_TAU:g}.",
-        ),
-        (
-            distill == 0 or extra.teacher is not None,
-            f"--distill {distill:g} requires --teacher; give --teacher a run folder.",
-        ),
-        (
-            extra.teacher is None or distill > 0,
-            "--teacher has no effect with --distill 0; give --distill a number, such as 0.5.",
-        ),
-        (
-            extra.start is not None or extra.start_sha256 is None,
-            "--start-sha256 is the digest of --start; give --start too.",
-        ),
-        (
-            extra.teacher is not None or extra.teacher_sha256 is None,
-            "--teacher-sha256 is the digest of --teacher; give --teacher too.",
-        ),
-    ]
-
-
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """The config as JSON holds it, with lists for tuples."""
+    """The config as nested dicts, as in JSON: tuples become lists."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
@@ -303,24 +325,26 @@ def flat(values: Any) -> dict[str, Any]:
 
 
 def first_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """The first difference between two flat configs, in words."""
+    """A description of the first difference between two flat configs, or None."""
     changed = (f"{key} was {old.get(key)}, now {value}" for key, value in new.items() if old.get(key) != value)
     return next(changed, None)
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
-    """The config that `to_dict` wrote; unknown, missing or mistyped entries are a `UserError`."""
+    """The inverse of `to_dict`. Unknown, missing or mistyped entries are a `UserError`."""
     return _build(RunConfig, values, "config")
 
 
 def _build(kind: type, values: Any, where: str) -> Any:
+    from codinet.checks import shown
+
     if not isinstance(values, dict):
-        raise UserError(f"{where} must hold named values, got {shown(values)}.")
+        raise UserError(f"{where} must be a JSON object, got {shown(values)}.")
     hints = get_type_hints(kind)
     names = {entry.name for entry in dataclasses.fields(kind)}
-    if not names - _LATER <= set(values) <= names:
-        odd = ", ".join(sorted(map(str, (set(values) - names) | (names - _LATER - set(values)))))
-        raise UserError(f"{where} does not fit this version of codinet: unknown or missing entries {odd}.")
+    if not names - _ADDED_LATER <= set(values) <= names:
+        wrong = ", ".join(sorted(map(str, (set(values) - names) | (names - _ADDED_LATER - set(values)))))
+        raise UserError(f"{where} does not match this version of codinet: unknown or missing entries {wrong}.")
     built = {}
     for name, value in values.items():
         hint = hints[name]
@@ -335,7 +359,7 @@ def _build(kind: type, values: Any, where: str) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of a hint. A whole number fits a float; True and False fit only a bool."""
+    """Whether a value has the type of a hint. An int fits a float; a bool fits only bool."""
     options = get_args(hint)
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_fits(each, options[0]) for each in value)
@@ -350,10 +374,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _described(hint: Any) -> str:
-    """A type in words."""
+    """A type hint in words."""
     options = get_args(hint)
     if get_origin(hint) is tuple:
-        return f"a list of which each is {_described(options[0])}"
+        return f"a list, each item {_described(options[0])}"
     if options and all(isinstance(option, str) for option in options):
         return f"one of {', '.join(options)}"
     names = {bool: "True or False", int: "a whole number", float: "a number", str: "text", type(None): "None"}

@@ -1,9 +1,8 @@
-"""What a path costs: a table of multiply-adds per block, and the cost of paths over it (Eq. 10).
+"""The cost of a path: a table of multiply-adds per block, and the cost of paths according to it (Eq. 10).
 
-Convention: one MAC is one multiply-add of a convolution or a matrix product; BatchNorm, activations, pooling
-and additions are not counted, as in `torch.utils.flop_counter` (which counts two per MAC). The paper's CIFAR
-columns count two per multiply-add under the name "GMACCs" and its ImageNet columns one; `paper_gmaccs` gives
-that unit. Every printed number names its unit.
+One MAC is one multiply-add of a convolution or a matrix product. BatchNorm, activations, pooling and additions are not
+counted, as in `torch.utils.flop_counter` (which counts two per MAC). In the paper, the column "GMACCs" counts two per
+multiply-add for CIFAR and one for ImageNet; `paper_gmaccs` converts to that unit.
 """
 
 import copy
@@ -24,22 +23,22 @@ from codinet.checks import (
 from codinet.errors import UserError, first_line
 from codinet.model import RoutedNetwork, require_network
 
-_MOST = 2**53  # MACs that a float64 holds exactly
+_MOST = 2**53  # MACs that float64 represents exactly
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Multiply-adds of each part of a network, for one image of `image_shape`."""
+    """Multiply-adds of each part of a network, for one image of `image_shape`: (channels, height, width)."""
 
-    run_N: tuple[int, ...]  # the whole block, its shortcut included
+    run_N: tuple[int, ...]  # the block including its shortcut
     skip_N: tuple[int, ...]  # the shortcut alone
     router_N: tuple[int, ...]
     fixed: int  # stem and classifier
     image_shape: tuple[int, int, int]
-    paper_unit: int  # what the paper counts per multiply-add: 1 or 2
+    paper_unit: int  # operations that the paper counts per multiply-add: 1 or 2
 
     def __post_init__(self) -> None:
-        """A table with impossible entries is a `UserError`."""
+        """Raises a `UserError` for impossible entries."""
         columns = {"run_N": self.run_N, "skip_N": self.skip_N, "router_N": self.router_N}
         for name, column in columns.items():
             require_kind(name, column, tuple, "a tuple with the MACs of each block")
@@ -49,61 +48,74 @@ class CostTable:
         if len(set(lengths)) != 1 or lengths[0] == 0:
             raise UserError(f"run_N, skip_N and router_N must have one entry per block, got {lengths} entries.")
         if any(run < skip for run, skip in zip(self.run_N, self.skip_N, strict=True)):
-            raise UserError("Running a block must not cost less than skipping it: run_N must be at least skip_N.")
+            raise UserError("run_N must be at least skip_N: running a block cannot cost less than skipping it.")
         require_whole("fixed", self.fixed, 0, _MOST)
         require_whole("paper_unit", self.paper_unit, 1, 2)
         require_image_shape(self.image_shape)
         if self.static_macs == 0:
-            raise UserError("A cost table must hold some MACs, got 0 in every entry.")
+            raise UserError("A cost table must have at least one entry above 0, got only zeros.")
 
     @property
     def static_macs(self) -> int:
-        """MACs of the network without routers, every block run. Cost shares are relative to it."""
+        """MACs of the network without routers and with every block run. Cost shares are relative to this."""
         return self.fixed + sum(self.run_N)
 
     @property
     def added_N(self) -> tuple[int, ...]:  # noqa: N802 - named by its shape, as run_N is
-        """What running each block adds to skipping it."""
+        """MACs that running each block adds to skipping it."""
         return tuple(run - skip for run, skip in zip(self.run_N, self.skip_N, strict=True))
 
     def path_macs(self, path_BN: torch.Tensor) -> torch.Tensor:
-        """MACs_B (float64) of hard or relaxed paths, routers included."""
+        """Returns the MACs of hard or relaxed paths, routers included.
+
+        Args:
+            path_BN: Decisions between 0 and 1.
+
+        Returns:
+            MACs_B, float64.
+        """
         require_kind("paths", path_BN, torch.Tensor, "a tensor")
         if path_BN.ndim != 2 or path_BN.shape[1] != len(self.run_N) or path_BN.is_complex():
-            raise UserError(f"paths must be a tensor of B×{len(self.run_N)} decisions, got {shown(path_BN)}.")
+            raise UserError(f"paths must be a real tensor of B×{len(self.run_N)} decisions, got {shown(path_BN)}.")
         added_N = torch.tensor(self.added_N, dtype=torch.float64, device=path_BN.device)
         always = self.fixed + sum(self.skip_N) + sum(self.router_N)
         return path_BN.double() @ added_N + always
 
     def share(self, path_BN: torch.Tensor) -> torch.Tensor:
-        """MACs_B over the static network's."""
+        """Returns the cost shares of paths (B): their MACs divided by those of the static network."""
         return self.path_macs(path_BN) / self.static_macs
 
     def loss_weights(self) -> torch.Tensor:
-        """c_k of Eq. 11: what running block k adds, divided by the mean over blocks, so that Σ c_k = n."""
+        """Returns c_k of Eq. 11: the MACs that running block k adds, divided by their mean, so that Σ c_k = n."""
         if not any(self.added_N):
-            raise UserError("Running a block of this network adds no MACs, so its blocks have no cost to weigh.")
+            raise UserError("Loss weights require that running a block adds MACs; in this network it adds no MACs.")
         added_N = torch.tensor(self.added_N)
         return (added_N / added_N.double().mean()).float()
 
     def paper_gmaccs(self, macs: float) -> float:
-        """MACs in the unit of the paper's tables for this family of networks."""
+        """Converts MACs to the unit of the paper's tables for this family of networks."""
         require_number("macs", macs)
         return macs * self.paper_unit / 1e9
 
 
 def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> CostTable:
-    """The cost table of a network for images of `image_shape`: (channels, height, width).
+    """Counts the multiply-adds of a network in one forward pass on the meta device.
 
-    Runs one forward pass on the meta device, which computes shapes and no numbers. Images that the network cannot
-    take are a `UserError`.
+    Args:
+        model: The network. It is not changed.
+        image_shape: (channels, height, width).
+
+    Returns:
+        The cost table.
+
+    Raises:
+        UserError: The network does not accept images of this shape.
     """
     require_network(model)
     image_shape = require_image_shape(image_shape)
     if model.in_channels not in (None, image_shape[0]):
         raise UserError(
-            f"The network takes images of {model.in_channels} channels, and image_shape has {image_shape[0]}: "
-            f"{image_shape}."
+            f"image_shape must have {model.in_channels} channels, as the network requires, got {image_shape}."
         )
     shapes = copy.deepcopy(model).to("meta").eval()
     dtype = next((parameter.dtype for parameter in shapes.parameters()), torch.float32)
@@ -112,9 +124,9 @@ def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> Cost
         parts = _count_parts(shapes, images)
     except UserError:
         raise
-    except Exception as error:  # a foreign network may fail in any way
+    except Exception as error:  # an adopted network may raise anything
         raise UserError(
-            f"This network cannot take images of {'×'.join(map(str, image_shape))}: {first_line(error)}"
+            f"This network does not accept images of {'×'.join(map(str, image_shape))}: {first_line(error)}"
         ) from error
     return CostTable(*parts, image_shape=image_shape, paper_unit=model.paper_unit)
 
@@ -123,7 +135,7 @@ def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> Cost
 def _count_parts(
     shapes: RoutedNetwork, images: torch.Tensor
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
-    """run_N, skip_N, router_N and fixed."""
+    """Returns run_N, skip_N, router_N and fixed."""
     fixed, x = _counted(shapes.stem, images)
     state = shapes.routers.start(images) if shapes.routers is not None else ()
     run, skip, router = [], [], []
@@ -140,7 +152,7 @@ def _count_parts(
 
 
 def _counted(function: Callable[..., Any], *args: Any) -> tuple[int, Any]:
-    """The MACs of a call and its result. Products outside of layers, such as attention, are counted too."""
+    """Returns the MACs of a call and its result. Products outside layers, such as attention, are counted too."""
     with FlopCounterMode(display=False) as counter:
         result = function(*args)
     return counter.get_total_flops() // 2, result

@@ -14,13 +14,13 @@ from codinet import files
 from codinet.backbones import ARCHITECTURES
 from codinet.cli import guarded, parse
 from codinet.commands import report
-from codinet.commands.tables import print_table
+from codinet.commands.printing import print_table
 from codinet.config import RunConfig, resolve
 from codinet.data import load
 from codinet.evaluate import Evaluation
 from codinet.presets import as_static, as_vanilla, demo
-from codinet.report import svg
-from codinet.report.figures import run_rates
+from codinet.report.drawing import to_png
+from codinet.report.path_figures import draw_run_rates
 from codinet.train import train
 from codinet.train.reporting import Console
 
@@ -41,13 +41,17 @@ def compare(out: Path, wanted: RunConfig) -> int:
     kinds = {"static": as_static(config), "vanilla": as_vanilla(config), "codinet": config}
     # One CPU thread: images of 8×8 pixels are too small for a GPU or a second thread to help.
     device = torch.device("cpu")
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     found: dict[str, Evaluation] = {}
-    for name, kind in kinds.items():
-        _, found[name] = train(out / name, kind, dataset, device=device, resume=True, reporter=Console())
+    try:
+        for name, kind in kinds.items():
+            _, found[name] = train(out / name, kind, dataset, device=device, resume=True, reporter=Console())
+    finally:
+        torch.set_num_threads(threads)
     stages = ARCHITECTURES[config.network.arch].counts
     picture = out / "paths.png"
-    files.write(picture, svg.png(run_rates(found["codinet"].paths, dataset.classes, stages)))
+    files.write(picture, to_png(draw_run_rates(found["codinet"].paths, dataset.classes, stages)))
     report.run(report.Args(runs=tuple(out / name for name in kinds), out=out / "report", device="cpu"))
     print_table(
         f"{dataset.name.capitalize()}, {config.network.arch}, "

@@ -1,4 +1,4 @@
-"""Where a result was computed: versions, device, commit. Written into every run folder and results file."""
+"""The environment of a computation: versions, device, commit. Every run folder and result file records it."""
 
 import os
 import platform
@@ -13,11 +13,11 @@ import torch
 import codinet
 from codinet.errors import UserError
 
-GIT_SECONDS = 10.0  # `git describe` takes milliseconds, but a network drive can stall it forever
+GIT_SECONDS = 10.0  # `git describe` takes milliseconds, but can hang on a network drive
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Versions, commit and device, kept beside every result."""
+    """Versions, commit, device, threads and platform, as JSON."""
     return {
         "codinet": codinet.__version__,
         "commit": commit(),
@@ -35,10 +35,13 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str | None:
-    """The commit of the source checkout, marked when files differ from it; None for an installed package.
+    """The commit of the source checkout.
 
-    The variable CODINET_COMMIT replaces it, for a copy of the sources without history. None as well where git does not
-    answer within `GIT_SECONDS`.
+    The environment variable CODINET_COMMIT overrides it, for copies of the sources without history.
+
+    Returns:
+        The commit, with a suffix if files differ from it. None for an installed package, or if git does not answer
+        within `GIT_SECONDS`.
     """
     if "CODINET_COMMIT" in os.environ:
         return os.environ["CODINET_COMMIT"]
@@ -48,7 +51,7 @@ def commit() -> str | None:
     words = ["git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     quiet = subprocess.DEVNULL
     try:
-        # In a session of its own, because git starts children, which have to be stopped with it.
+        # In its own session, because git starts child processes, which must be stopped with it.
         process = subprocess.Popen(
             words,
             stdin=quiet,
@@ -65,25 +68,25 @@ def commit() -> str | None:
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # a process that waits for a dead disk cannot be killed
+        with suppress(subprocess.TimeoutExpired):  # a process that waits for an unresponsive disk cannot be killed
             process.communicate(timeout=1)
         return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out. torch has an exception for a GPU's memory, but only a text for the CPU's."""
+    """Whether memory ran out. torch has an exception class for GPU memory, but only a message for CPU memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def pick_device(name: str | None) -> torch.device:
-    """The device of that name, or the best one available."""
+    """The named device, or the best one available; `UserError` if it cannot be used."""
     if name is None:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # fails on devices that exist in name only, such as meta
+        torch.ones(1, device=device).item()  # fails on devices without memory, such as meta
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"There is no device {name!r} here; use --device cpu, or leave it out.") from error
+        raise UserError(f"Device {name!r} is not available; use --device cpu, or omit it.") from error
     return device

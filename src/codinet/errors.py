@@ -1,7 +1,7 @@
-"""The one exception for problems that the user can fix.
+"""`UserError`, the exception for problems that the user can fix, and helpers for its message.
 
-Raise `UserError` with one sentence that states the rule, the value it got and the way out. The command line prints it
-and exits with code 2. Every other exception that escapes is a bug and keeps its traceback.
+The message is one line: the rule, the value it got and, if it is not obvious, how to fix it. The command line prints
+the message and exits with code 2. Any other exception that escapes is a bug and keeps its traceback.
 """
 
 import difflib
@@ -10,41 +10,50 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """Bad input, a damaged file, a full disk: something the user can act on.
+    """Bad input, a damaged file, a full disk: a problem that the user can fix.
 
-    The text is always one printable line: line breaks and control characters, which names of files may hold, are
+    The message is always one printable line: line breaks and control characters, which file names may contain, are
     escaped.
     """
 
-    def __init__(self, sentence: str) -> None:
-        super().__init__(one_line(sentence.strip()))
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message.strip()))
 
 
 def one_line(text: str) -> str:
-    """The text with every character that is not printable escaped (a line break becomes `\\n`)."""
+    """Escapes every character that is not printable (a line break becomes `\\n`)."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for use in one of our sentences; its class where it has no text."""
+    """The first line of an error's message, or the name of its class if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """The value as Python writes it, cut to `most` characters."""
+    """The `repr` of a value, cut to `most` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is not in a registry, with the nearest one that is."""
+    """The error for an unknown name.
+
+    Args:
+        what: What the name refers to, such as "router".
+        name: The unknown name.
+        known: The names to choose from.
+
+    Returns:
+        The error; its message suggests the most similar name.
+    """
     names = list(known)
-    return UserError(f"Unknown {what} {shown(name)}{perhaps(name, names)}; choose from {', '.join(names)}.")
+    return UserError(f"Unknown {what} {shown(name)}{suggestion(name, names)}; choose from {', '.join(names)}.")
 
 
-def perhaps(name: str, known: Iterable[str]) -> str:
-    """` (perhaps you meant resnet32)`, or nothing when no known name is near."""
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """` (perhaps you meant resnet32)`, or an empty text if no known name is similar."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1)
     return f" (perhaps you meant {near[0]})" if near else ""

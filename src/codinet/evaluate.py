@@ -8,16 +8,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from codinet.cost import CostTable
+from codinet.checks import require_callable, shown
+from codinet.cost import CostTable, block_costs
+from codinet.data import Dataset, Split
+from codinet.data.batches import SplitPlacer
 from codinet.errors import UserError
-from codinet.model import in_evaluation
+from codinet.model import RoutedNetwork, in_evaluation
 from codinet.records import PathTable, RoutedOutput
-from codinet.relaxation import run_probability
+from codinet.relaxation import hard, run_probability
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,14 @@ class Evaluation:
         return self.distinct_paths == 1
 
 
-# Every figure and its types in JSON, which may write a whole float as an int.
+# All figures and their types in JSON, which may write a whole float as an int.
 FIGURES: dict[str, tuple[type, ...]] = {
     entry.name: (int,) if entry.type is int else (int, float)
     for entry in dataclasses.fields(Evaluation)
     if entry.name != "paths"
 }
-
+# Those that tables of several runs compare, in this order.
+COMPARED_FIGURES = ("accuracy", "cost_share", "macs", "paper_gmaccs", "mean_blocks", "distinct_paths", "path_entropy")
 
 _LARGEST = 2**53  # of any figure; multiply-adds are the largest
 
@@ -94,15 +99,64 @@ def evaluate(
 ) -> Evaluation:
     """Run `model` over batches of (normalised images, labels) with hard decisions.
 
-    `UserError` where there are no batches, or labels do not fit the network.
+    `UserError` where there are no batches, items are not pairs, or labels do not fit the network.
     """
+    require_callable("model", model)
+    if not isinstance(loader, Iterable):
+        raise UserError(f"The loader must give batches of (images, labels), got {shown(loader)}.")
     with in_evaluation(model), exact_inference():
-        parts = [_batch(model(images), labels, table) for images, labels in loader]
+        parts = [_batch(model(images), labels, table) for images, labels in map(_pair, loader)]
     if not parts:
         raise UserError("There are no images to evaluate on; the loader must give at least one batch.")
     paths = PathTable(*(torch.cat(column).cpu() for column in zip(*(part[0] for part in parts), strict=True)))
     losses_T = torch.cat([part[1] for part in parts])
     return summarise(paths, table, loss=losses_T.double().mean().item())
+
+
+def evaluate_test_set(
+    model: RoutedNetwork, dataset: Dataset, device: torch.device, *, batch: int = 250, threshold: float = 0.5
+) -> Evaluation:
+    """Evaluate a network, which must be on the device, on the test images of a data set."""
+    return threshold_evaluator(model, dataset, dataset.test, device, batch=batch)(threshold)
+
+
+def threshold_evaluator(
+    model: RoutedNetwork, dataset: Dataset, split: Split, device: torch.device, *, batch: int
+) -> Callable[[float], Evaluation]:
+    """A function from a threshold to the evaluation on a split. Images are loaded and costs counted only once.
+
+    Args:
+        model: The network, which must be on the device.
+        dataset: The data set, for normalisation and image shape.
+        split: The images to evaluate on.
+        device: The device to compute on.
+        batch: Images per batch.
+    """
+    placed, table = SplitPlacer(dataset, device).place(split), block_costs(model, dataset.image_shape)
+
+    def evaluate_at(threshold: float) -> Evaluation:
+        evaluation = evaluate(partial(model, decide=partial(hard, threshold=threshold)), placed.batches(batch), table)
+        if not math.isfinite(evaluation.loss):
+            raise UserError(
+                f"The network computes NaN or infinity on images of {dataset.name}; restore its weights or train again."
+            )
+        return evaluation
+
+    return evaluate_at
+
+
+def _pair(item: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    pair = isinstance(item, tuple | list) and len(item) == 2
+    if not pair or not all(isinstance(part, torch.Tensor) for part in item):
+        raise UserError(f"The loader must give pairs of tensors (images, labels), got {_shown_item(item)}.")
+    images, labels = item
+    return images, labels
+
+
+def _shown_item(item: Any) -> str:
+    if isinstance(item, tuple | list):
+        return f"a {type(item).__name__} of {len(item)}: {', '.join(map(shown, item[:3]))}"
+    return shown(item)
 
 
 def _batch(output: RoutedOutput, labels_B: torch.Tensor, table: CostTable) -> tuple[PathTable, torch.Tensor]:

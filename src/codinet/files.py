@@ -1,9 +1,11 @@
-"""Writing files so that nothing is lost, and reading them so that nothing damaged is used.
+"""Atomic writes, and reads that detect damage.
 
-A file appears whole or not at all: it is written beside its place, flushed to the disk, and renamed. Tensor files are
-safetensors (they cannot contain code) and carry a digest of their contents. JSON is strict in both directions: numbers
-are finite, so that every program can read it.
+A file is written to a temporary name, flushed to disk and renamed, so it is either complete or absent. Tensor files are
+safetensors, which cannot contain code, and carry a digest of their contents. JSON is strict in both directions: all
+numbers are finite, so that every program can read it.
 """
+
+from __future__ import annotations
 
 import errno
 import hashlib
@@ -15,34 +17,32 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as pack_tensors
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from codinet.errors import UserError, first_line
 
+if TYPE_CHECKING:
+    import torch
+
 try:
     import fcntl
-except ImportError:  # not every system has it
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
 LOCK = ".lock"
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # errors that more space on the disk would solve
-_MOST_JSON = 16 * 2**20  # bytes of a JSON file; ours have a few kilobytes
-_DEEPEST_JSON = 50  # levels of lists and objects; ours have five
-_MOST_TENSORS = 2**32  # bytes of a tensor file; checkpoints of the largest network have 2**29
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # errors that more disk space would solve
+_MAX_JSON_BYTES = 16 * 2**20  # our files have a few kilobytes
+_MAX_JSON_DEPTH = 50  # nested lists and objects; our files have five levels
+_MAX_TENSOR_BYTES = 2**32  # checkpoints of the largest network have 2**29
 
 
 class DamagedError(UserError):
-    """A file that is not what was written."""
+    """A file whose contents are not what was written."""
 
 
 def unreadable(path: Path | str, error: OSError) -> UserError:
-    """The error for a file that the system does not let us read. It may be intact, so it is not called damaged."""
+    """The error for a file that the system cannot read. It is not a `DamagedError`, as the file may be intact."""
     if error.errno in (errno.EACCES, errno.EPERM):
         way_out = "check its permissions"
     elif error.errno == errno.EIO:
@@ -53,7 +53,7 @@ def unreadable(path: Path | str, error: OSError) -> UserError:
 
 
 def open_regular(path: Path | str) -> io.BufferedReader:
-    """Open a file for reading; anything but a regular file is an `OSError`, where a named pipe would block."""
+    """Opens a regular file for reading. Anything else, such as a named pipe that would block, is an `OSError`."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -63,33 +63,33 @@ def open_regular(path: Path | str) -> io.BufferedReader:
     raise OSError(code, os.strerror(code) if code == errno.EISDIR else "Not a regular file", str(path))
 
 
-def read(path: Path, most: int | None = None) -> bytes:
-    """The content of a regular file; `OSError` where there is none, or it has more than `most` bytes."""
+def read(path: Path, limit: int | None = None) -> bytes:
+    """The content of a regular file; `OSError` if there is none, or it has more than `limit` bytes."""
     with open_regular(path) as file:
-        if most is not None and os.fstat(file.fileno()).st_size > most:
-            raise OSError(errno.EFBIG, f"larger than {most // 2**20} MiB")
+        if limit is not None and os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit // 2**20} MiB")
         return file.read()
 
 
 def sha256_of(path: Path) -> str:
-    """The digest of a file's content."""
+    """The SHA-256 digest of a file."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file atomically; an existing file survives any failure."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Writes a file atomically. An existing file survives any failure."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         way_out = "free some space" if error.errno in _FULL else "check the path and its permissions"
         raise UserError(
             f"Could not write {path}: {error.strerror or error}; {way_out} or choose another folder "
@@ -98,7 +98,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Flush the folder too: only then does a new name survive a power cut. Not every system can do this."""
+    """Flushes the folder, so that a new name survives a power cut. Not every system supports this."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -107,23 +107,27 @@ def _flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting: a named pipe that nobody reads is an `OSError`."""
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Opens without waiting: a named pipe without a reader is an `OSError`."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 @contextmanager
-def held(folder: Path, refusal: str) -> Iterator[None]:
-    """Create and lock the folder; another process that asks for it meanwhile gets a `UserError` with the refusal.
+def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
+    """Creates a folder and locks it while the block runs.
 
-    The lock ends with the process, however it ends. Children do not inherit it: a worker that outlives a killed
-    training does not block the next one.
+    The lock ends with the process, even if it is killed. Child processes do not inherit it, so a worker that outlives a
+    killed training does not block the next one.
+
+    Args:
+        folder: The folder.
+        refusal: Message of the `UserError` if another process holds the lock.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / LOCK, "w", opener=_open_at_once)  # noqa: SIM115 - closed below
+        lock = open(folder / LOCK, "w", opener=_open_nonblocking)  # noqa: SIM115 - closed below
     except OSError as error:
-        raise UserError(f"Cannot work in the folder {folder}: {error.strerror}; choose another --out.") from error
+        raise UserError(f"Cannot write to the folder {folder}: {error.strerror}; choose another --out.") from error
     with lock:
         if fcntl is not None:
             try:
@@ -131,12 +135,12 @@ def held(folder: Path, refusal: str) -> Iterator[None]:
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise UserError(refusal) from error
-                # Otherwise the file system has no locks, and we go on without one.
+                # Otherwise the file system does not support locks; continue without one.
         yield
 
 
-def sweep(folder: Path) -> None:
-    """Remove the half-written files that killed processes left in a folder."""
+def remove_leftovers(folder: Path) -> None:
+    """Removes temporary files that killed processes left in a folder."""
     for leftover in folder.glob(".*.tmp"):
         with suppress(OSError):
             leftover.unlink()
@@ -171,25 +175,25 @@ def _first_not_finite(content: Any, name: str = "") -> tuple[str, float] | None:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """The value of strict JSON; `ValueError` for everything else.
+    """Parses strict JSON; `ValueError` for anything else.
 
-    Refused as well: NaN and infinity, integers beyond 64 bits, invalid Unicode, nesting deeper than 50 levels. They are
-    never in our own files, and would fail later, where they are used.
+    NaN and infinity, integers beyond 64 bits, invalid Unicode and nesting deeper than 50 levels are refused as well:
+    our own files never contain them, and they would cause errors later.
     """
     try:
         value = json.loads(content)
     except RecursionError:
-        raise ValueError(f"it is nested more than {_DEEPEST_JSON} levels deep") from None
+        raise ValueError(f"it is nested more than {_MAX_JSON_DEPTH} levels deep") from None
     level, depth = [value], 0
     while level:
-        if depth > _DEEPEST_JSON:
-            raise ValueError(f"it is nested more than {_DEEPEST_JSON} levels deep")
+        if depth > _MAX_JSON_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_JSON_DEPTH} levels deep")
         level, depth = [inner for one in level for inner in _checked_entries(one)], depth + 1
     return value
 
 
 def _checked_entries(value: Any) -> list[Any]:
-    """What a JSON value contains: entries and keys; `ValueError` for a value that we do not take."""
+    """The entries and keys of a JSON value; `ValueError` if it is not allowed."""
     if isinstance(value, dict):
         return [*value, *value.values()]
     if isinstance(value, list):
@@ -204,14 +208,14 @@ def _checked_entries(value: Any) -> list[Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically, indented for people."""
+    """Writes indented JSON atomically."""
     write(path, (to_json(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; `DamagedError` where it is not JSON."""
+    """The value in a JSON file; `DamagedError` if it is not JSON."""
     try:
-        return parse_json(read(path, _MOST_JSON))
+        return parse_json(read(path, _MAX_JSON_BYTES))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; is {path.parent} a run folder?") from error
     except OSError as error:
@@ -221,14 +225,19 @@ def read_json(path: Path) -> Any:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Any = None) -> None:
-    """Write tensors and a description (JSON), sealed with a digest."""
+    """Writes tensors, a description (JSON) and a digest of both, atomically."""
+    from safetensors.torch import save as pack_tensors
+
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     note = to_json(about, sort_keys=True)
-    write(path, _settled(pack_tensors(plain, metadata={"about": note, "sha256": _digest(plain, note)})))
+    write(path, _sort_metadata(pack_tensors(plain, metadata={"about": note, "sha256": _digest(plain, note)})))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
-    """The tensors and the description that `save_tensors` wrote; `DamagedError` where the file is anything else."""
+    """The tensors and the description of a file by `save_tensors`; `DamagedError` if it is anything else."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as parse_tensors
+
     try:
         with open_regular(path) as file:
             header = _read_header(file)
@@ -241,7 +250,7 @@ def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
         raise unreadable(path, error) from error
     except MemoryError as error:
         raise UserError(f"{path} is too large for the memory of this machine; use a machine with more.") from error
-    except KeyError as error:  # a dtype that torch has not
+    except KeyError as error:  # a dtype that torch lacks
         raise DamagedError(f"{path} holds tensors of the unknown type {error}.") from error
     except (ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise DamagedError(f"{path} is damaged or not a safetensors file ({first_line(error)}).") from error
@@ -256,12 +265,12 @@ def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def _read_header(file: BinaryIO) -> dict[str, Any]:
-    """The header of a safetensors file; `ValueError` unless the file has the size that it says.
+    """The header of a safetensors file; `ValueError` unless it matches the size of the file.
 
-    Checked before the rest is read, because a file of any size can be made of nothing but a hole.
+    It is checked before the rest is read, because a sparse file can be arbitrarily large.
     """
     size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
-    if length > min(size - 8, _MOST_JSON) or size > _MOST_TENSORS:
+    if length > min(size - 8, _MAX_JSON_BYTES) or size > _MAX_TENSOR_BYTES:
         raise ValueError(f"its header would have {length} bytes and the file has {size}")
     header = parse_json(file.read(length))
     if not isinstance(header, dict):
@@ -272,8 +281,8 @@ def _read_header(file: BinaryIO) -> dict[str, Any]:
     return header
 
 
-def _settled(content: bytes) -> bytes:
-    """The same file with its metadata sorted (their order is random), so that equal contents give equal files."""
+def _sort_metadata(content: bytes) -> bytes:
+    """Sorts the metadata, whose order is random, so that equal contents give equal files."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -283,10 +292,12 @@ def _settled(content: bytes) -> bytes:
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], note: str) -> str:
+    import torch
+
     digest = hashlib.sha256(note.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        # Bytes are read through a uint8 view because numpy has no bfloat16.
+        # A uint8 view, because numpy has no bfloat16.
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -1,8 +1,8 @@
 """The paper's losses on routing paths, as pure functions (Eq. 8, 9, 11, 12).
 
-Paths are decision vectors between 0 and 1. Which relaxation they come from (noise-free or noised) is the
-caller's choice. Everything is a matrix expression; gradients are finite where paths coincide. Arguments are checked
-by shape, dtype and device; values are not read, so the losses run inside compiled and captured steps.
+Paths are vectors of decisions between 0 and 1; the caller chooses the relaxation (noise-free or noisy). Gradients are
+finite where paths coincide. Checks look at shape, dtype and device but not at values, so the losses work in compiled
+and captured steps. Shapes: L images, M views, N blocks, B = L·M.
 """
 
 from typing import Any, NamedTuple
@@ -12,22 +12,30 @@ import torch
 from codinet.checks import require_kind, require_number, require_same_place, require_tensor
 
 _TINY = 1e-12  # squared distances below this count as zero, with zero gradient
-LARGEST_WEIGHT = 1e6  # of a loss or a margin; beyond it float32 overflows
+LARGEST_WEIGHT = 1e6  # of a loss or a margin; beyond this, float32 overflows
 
 
 def require_weight(name: str, value: Any) -> None:
-    """The weight of a loss, or a margin."""
+    """Requires the weight of a loss, or a margin, between 0 and LARGEST_WEIGHT."""
     require_number(name, value, 0, LARGEST_WEIGHT)
 
 
 def _norm(squared: torch.Tensor) -> torch.Tensor:
-    """√x with gradient 0, not infinity, at x = 0."""
+    """√x with gradient 0 instead of infinity at x = 0."""
     positive = squared > _TINY
     return torch.where(positive, squared, 1.0).sqrt() * positive
 
 
 def consistency(paths_LMN: torch.Tensor, *, margin: float) -> torch.Tensor:
-    """Eq. 8: mean over views of [‖r − centre of its image's views‖ − m_c]₊²."""
+    """Eq. 8: mean over views of [‖r − centre of its image's views‖ − m_c]₊².
+
+    Args:
+        paths_LMN: Paths of M views of L images.
+        margin: m_c.
+
+    Returns:
+        The loss, a scalar.
+    """
     require_tensor("paths", paths_LMN, ("L", "M", "N"))
     require_weight("margin", margin)
     centre_L1N = paths_LMN.mean(dim=1, keepdim=True)
@@ -36,13 +44,21 @@ def consistency(paths_LMN: torch.Tensor, *, margin: float) -> torch.Tensor:
 
 
 def diversity(paths_LMN: torch.Tensor, *, margin: float) -> torch.Tensor:
-    """Eq. 9: mean over pairs of different images of [m_d − ‖centre − centre′‖]₊²; 0 for a single image."""
+    """Eq. 9: mean over pairs of different images of [m_d − ‖centre − centre′‖]₊².
+
+    Args:
+        paths_LMN: Paths of M views of L images.
+        margin: m_d.
+
+    Returns:
+        The loss, a scalar; 0 for a single image.
+    """
     require_tensor("paths", paths_LMN, ("L", "M", "N"))
     require_weight("margin", margin)
     number = len(paths_LMN)
     centre_LN = paths_LMN.mean(dim=1)
-    # ‖a − b‖² = ‖a‖² + ‖b‖² − 2ab loses half its digits where a is near b, which is where this loss acts;
-    # double precision keeps them, and costs nothing at this size.
+    # ‖a − b‖² = ‖a‖² + ‖b‖² − 2ab loses half of its digits for a near b, where this loss acts. Double precision keeps
+    # them, at no cost for this size.
     if centre_LN.device.type != "mps":
         centre_LN = centre_LN.double()
     square_L = centre_LN.square().sum(dim=-1)
@@ -53,7 +69,15 @@ def diversity(paths_LMN: torch.Tensor, *, margin: float) -> torch.Tensor:
 
 
 def expected_cost(paths_BN: torch.Tensor, costs_N: torch.Tensor) -> torch.Tensor:
-    """Eq. 11: Σ c_k v_k, averaged over the batch."""
+    """Eq. 11: Σ c_k v_k, averaged over the batch.
+
+    Args:
+        paths_BN: Paths.
+        costs_N: c_k, see `CostTable.loss_weights`.
+
+    Returns:
+        The loss, a scalar.
+    """
     require_tensor("paths", paths_BN, ("B", "N"))
     require_tensor("costs", costs_N, paths_BN.shape[1:])
     require_same_place("paths", paths_BN, "costs", costs_N)
@@ -63,8 +87,14 @@ def expected_cost(paths_BN: torch.Tensor, costs_N: torch.Tensor) -> torch.Tensor
 def score_decay(scores_BN2: torch.Tensor) -> torch.Tensor:
     """Σ_k (U[run] − U[skip])², averaged over the batch. Not in the paper.
 
-    Noise in the relaxation rewards routers for growing certain. A router that gives every image the same certain
-    score no longer reacts to the cost loss. A small decay of the margins keeps routers within its reach.
+    Noise in the relaxation rewards routers for large margins. A router that gives every image the same large margin no
+    longer responds to the cost loss. A small decay of the margins prevents that.
+
+    Args:
+        scores_BN2: Router scores (skip, run) of every block.
+
+    Returns:
+        The loss, a scalar.
     """
     require_tensor("scores", scores_BN2, ("B", "N", 2))
     return (scores_BN2[..., 1] - scores_BN2[..., 0]).square().sum(dim=-1).mean()
@@ -80,8 +110,18 @@ class Terms(NamedTuple):
 
 
 def total(terms: Terms, *, alpha: float, beta: float, gamma: float | torch.Tensor) -> torch.Tensor:
-    """Eq. 12: L_cls + α L_con + β L_div + γ L_cost. A weight may be negative: a budget controller uses γ < 0."""
-    require_kind("terms", terms, Terms, "the four losses, as `Terms`")
+    """Eq. 12: L_cls + α L_con + β L_div + γ L_cost.
+
+    Args:
+        terms: The four losses.
+        alpha: α.
+        beta: β.
+        gamma: γ. It may be negative, which a budget controller uses to raise the cost.
+
+    Returns:
+        The loss, a scalar.
+    """
+    require_kind("terms", terms, Terms, "a `Terms` with the four losses")
     for name, term in zip(Terms._fields, terms, strict=True):
         require_tensor(f"The {name} loss", term, ())
     for name, weight in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):

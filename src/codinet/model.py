@@ -1,23 +1,32 @@
-"""Routed networks: stem, routed blocks, head (Eq. 1, 2, 7), and the registry of them.
+"""Routed networks: stem, routed blocks, head (Eq. 1, 2, 7).
 
-`decide` is an argument of the forward pass, not hidden state: the same network is relaxed in training and
-hard at inference. Here every block is computed and the decision mixes it in. Training needs that, and every engine
-is compared with it. The engines skip blocks for real.
+`decide` is an argument of the forward pass, not hidden state: the same network makes relaxed decisions in training and
+hard ones at inference. Here every block is computed and the decision mixes it in. Training needs that, and it is the
+reference for the engines, which skip blocks for real.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 
-from codinet.backbones import ARCHITECTURES, Block, ResNet, StrideOn
-from codinet.checks import is_autocast, require_callable, require_choice, require_flag, require_kind, shown
+from codinet.backbones import ARCHITECTURES, Block, ResNet
+from codinet.checks import (
+    is_autocast,
+    require_callable,
+    require_choice,
+    require_flag,
+    require_image_shape,
+    require_kind,
+    shown,
+)
+from codinet.config import ModelConfig
 from codinet.errors import UserError, first_line
 from codinet.records import RoutedOutput
 from codinet.relaxation import Decide, hard
@@ -27,12 +36,19 @@ RoutedStep = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, State
 
 
 class RoutedNetwork(nn.Module):
-    """Routing over any network that has a stem, residual blocks and a head."""
+    """Routing over any network that has a stem, residual blocks and a head.
 
-    routers: Routers | None  # None: a static network, every block runs
-    in_channels: int | None = None  # of an image; None: unknown
-    image_shape: tuple[int, int, int] | None = None  # of the images it was trained on; None: unknown
-    paper_unit: int  # see `backbones.Architecture`
+    Attributes:
+        routers: The routers; None in a static network, where every block runs.
+        in_channels: Channels of an image; None if unknown.
+        image_shape: Channels, height and width of the images it is trained on; None if unknown.
+        paper_unit: See `backbones.Architecture`.
+    """
+
+    routers: Routers | None
+    in_channels: int | None = None
+    image_shape: tuple[int, int, int] | None = None
+    paper_unit: int
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """The layers before the first block."""
@@ -40,11 +56,11 @@ class RoutedNetwork(nn.Module):
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """The residual blocks, in order; each of them can be skipped."""
+        """The residual blocks in order. Each can be skipped."""
         raise NotImplementedError
 
     def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """From the last block's features to logits."""
+        """The layers after the last block: features to logits."""
         raise NotImplementedError
 
     def forward(
@@ -56,21 +72,27 @@ class RoutedNetwork(nn.Module):
         step: RoutedStep | None = None,
         stem: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> RoutedOutput:
-        """Classify a batch of normalised images (B×C×H×W).
+        """Classify a batch of images.
 
-        `decide` turns scores_B2 into decisions. `force` (N or B×N, from 0 to 1) sets the path and overrules the
-        routers. `step` and `stem` replace `routed_step` and the network's own stem, for example by compiled ones.
-        Outside of training, scores on the CPU that are NaN are a `UserError`.
+        Args:
+            images_BCHW: Normalised images.
+            decide: Turns scores_B2 into decisions; see `codinet.relaxation`.
+            force: A path (N or B×N, from 0 to 1) that overrides the routers.
+            step: Replaces `routed_step`, e.g. by a compiled version.
+            stem: Replaces the network's own stem, e.g. by a compiled version.
+
+        Returns:
+            Logits, router scores and the path. NaN scores are a `UserError` on the CPU outside of training.
         """
         if torch.compiler.is_compiling():
             return self._route(images_BCHW, decide, force, step, stem)
         if isinstance(images_BCHW, torch.Tensor) and images_BCHW.numel() == 0:
-            self._require_images(images_BCHW)  # which torch would take, and spoil BatchNorm's statistics in training
+            self._require_images(images_BCHW)  # torch accepts empty batches and spoils BatchNorm's statistics
         try:
             output = self._route(images_BCHW, decide, force, step, stem)
         except UserError:
             raise
-        except Exception:  # torch's own error is less clear than what is wrong with the arguments
+        except Exception:  # if an argument is wrong, say which instead of raising torch's error
             self._require_images(images_BCHW)
             require_callable("decide", decide)
             raise
@@ -102,52 +124,52 @@ class RoutedNetwork(nn.Module):
         return RoutedOutput(self.head(x_BCHW).float(), torch.stack(scores, dim=1), torch.stack(path, dim=1))
 
     def _require_images(self, images_BCHW: Any) -> None:
-        """A batch of images with the network's channels, dtype and device."""
+        """Require a batch of images with the network's channels, dtype and device."""
         if not isinstance(images_BCHW, torch.Tensor) or images_BCHW.ndim != 4 or 0 in images_BCHW.shape:
-            raise UserError(f"A network takes a batch of images, B×C×H×W, got {shown(images_BCHW)}.")
+            raise UserError(f"Images must be a batch, B×C×H×W, got {shown(images_BCHW)}.")
         if not images_BCHW.dtype.is_floating_point:
-            raise UserError(f"A network takes normalised images, which are floats, got {shown(images_BCHW)}.")
+            raise UserError(f"Images must be normalised floats, got {shown(images_BCHW)}.")
         if self.in_channels not in (None, images_BCHW.shape[1]):
-            raise UserError(f"This network takes images of {self.in_channels} channels, got {shown(images_BCHW)}.")
+            raise UserError(f"Images must have {self.in_channels} channels, got {shown(images_BCHW)}.")
         weight = next(self.parameters(), None)
         if weight is None:
             return
         if weight.device != images_BCHW.device:
             raise UserError(
-                f"Images and network must be on one device, got images on {images_BCHW.device} and a network on "
+                f"Images and network must be on the same device, got images on {images_BCHW.device} and a network on "
                 f"{weight.device}; move one of them with .to(device)."
             )
         if weight.dtype != images_BCHW.dtype and not is_autocast(images_BCHW):
             raise UserError(
-                f"Images and network must have one dtype, got images in {images_BCHW.dtype} and a network in "
+                f"Images and network must have the same dtype, got images in {images_BCHW.dtype} and a network in "
                 f"{weight.dtype}; convert one of them with .to(dtype)."
             )
 
 
 def _require_numbers(scores_BN2: torch.Tensor) -> None:
-    """Scores without NaN, which `hard` would take for a decision to skip."""
+    """Refuse NaN scores: `hard` would skip the block."""
     if bool(scores_BN2.isnan().any()):
         raise UserError("Router scores must be finite numbers, got NaN; check the images and the weights.")
 
 
 def require_network(model: Any) -> None:
-    """A routed network, the argument of most functions here."""
+    """Raise `UserError` unless it is a routed network."""
     require_kind("model", model, RoutedNetwork, "a network from create_model or make_dynamic")
 
 
 def spread(force: torch.Tensor, images_BCHW: torch.Tensor, blocks: int) -> torch.Tensor:
-    """A forced path (N or B×N) as B×N floats on the device of the images. Values on the CPU are checked."""
+    """Expand a forced path (N or B×N) to B×N floats on the device of the images. Values on the CPU are checked."""
     number = len(images_BCHW)
     require_kind("force", force, torch.Tensor, "a tensor of decisions from 0 to 1")
     if force.shape not in ((blocks,), (1, blocks), (number, blocks)):
         raise UserError(
-            f"A forced path holds {blocks} decisions here, or {number}×{blocks} with one row an image; "
-            f"this one is {'×'.join(map(str, force.shape)) or 'a single number'}."
+            f"A forced path must have {blocks} decisions, or {number}×{blocks} with one row per image, got "
+            f"{'×'.join(map(str, force.shape)) or 'a single number'}."
         )
     if force.is_complex() or not (force.is_cpu or force.device == images_BCHW.device):
-        raise UserError(f"A forced path must be real numbers on the CPU or with the images, got {shown(force)}.")
+        raise UserError(f"A forced path must be real numbers on the CPU or on the images' device, got {shown(force)}.")
     if force.is_cpu and not torch.compiler.is_compiling() and not bool(((force >= 0) & (force <= 1)).all()):
-        raise UserError("The decisions of a forced path must be from 0 to 1, got others; 1 runs a block, 0 skips it.")
+        raise UserError("The decisions of a forced path must be from 0 (skip) to 1 (run), got other values.")
     return force.to(images_BCHW.device, torch.float32).expand(number, blocks)
 
 
@@ -159,9 +181,20 @@ def routed_step(
     decide: Decide,
     forced_B: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
-    """Eq. 2 and 7: the block's output v·F(x) + (1 − v)·skip(x), its scores, its decision v, the next state.
+    """Run one block and its router: Eq. 2 and 7, v·F(x) + (1 − v)·skip(x).
 
-    Knows one block and not its place in the network, so one compiled version serves every block of a shape.
+    It does not depend on the block's position, so one compiled version serves all blocks of the same shape.
+
+    Args:
+        block: The residual block.
+        router: Its router; None in a static network.
+        x_BCHW: The block's input.
+        state: The state of recurrent routers.
+        decide: Turns scores_B2 into decisions.
+        forced_B: Decisions that override the router.
+
+    Returns:
+        The block's output, the scores, the decisions v, the next state.
     """
     shortcut_BCHW = block.shortcut(x_BCHW)
     y_BCHW = block.run(x_BCHW, shortcut_BCHW)
@@ -181,7 +214,13 @@ def routed_step(
 
 
 def train_only(model: RoutedNetwork, *, routers: bool, backbone: bool) -> None:
-    """Let gradients reach the routers, the rest, both or neither."""
+    """Choose which parameters get gradients.
+
+    Args:
+        model: The network, changed in place.
+        routers: Whether the routers are trained.
+        backbone: Whether everything else is trained.
+    """
     require_network(model)
     require_flag("routers", routers)
     require_flag("backbone", backbone)
@@ -191,99 +230,98 @@ def train_only(model: RoutedNetwork, *, routers: bool, backbone: bool) -> None:
 
 @contextmanager
 def in_evaluation(model: object) -> Iterator[None]:
-    """Put a network into evaluation mode; on leaving, every part gets the mode back that it had."""
-    modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
-    for part, _ in modes:
-        part.training = False
+    """Put a network into evaluation mode. On exit every module gets its previous mode back."""
+    modes = [(module, module.training) for module in model.modules()] if isinstance(model, nn.Module) else []
+    for module, _ in modes:
+        module.training = False
     try:
         yield
     finally:
-        for part, training in modes:
-            part.training = training
+        for module, training in modes:
+            module.training = training
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """Everything a `CoDiNet` is built from. `CoDiNet` checks it."""
+class CoDiNet(ResNet, RoutedNetwork):
+    """A ResNet with a router before every block.
 
-    arch: str = "resnet32"
-    num_classes: int = 10
-    in_channels: int = 3
-    routed: bool = True
-    router: str = "fc"
-    stride_on: StrideOn = "3x3"  # where a bottleneck strides; the paper's 3.86 G is the "1x1"
-
-
-class CoDiNet(ResNet, RoutedNetwork, PyTorchModelHubMixin):
-    """A ResNet of the registry with a router before every block."""
+    Args:
+        config: The architecture, the router, and what the data determines. Invalid values are a `UserError`.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
-        require_kind("config", config, ModelConfig, "a ModelConfig; create_model makes a network by name")
+        require_kind("config", config, ModelConfig, "a ModelConfig; create_model creates a network by name")
         require_choice("architecture", config.arch, ARCHITECTURES)
         require_choice("router", config.router, ROUTERS)
         require_flag("routed", config.routed)
+        if config.image_shape is not None:  # a list in saved configs
+            config = replace(config, image_shape=require_image_shape(config.image_shape))
         shape = ARCHITECTURES[config.arch]
         super().__init__(
             shape, num_classes=config.num_classes, in_channels=config.in_channels, stride_on=config.stride_on
         )
+        if config.image_shape is not None and config.image_shape[0] != config.in_channels:
+            raise UserError(f"image_shape must have {config.in_channels} channels, got {shown(config.image_shape)}.")
         self.config = config
-        self.in_channels = config.in_channels
+        self.in_channels, self.image_shape = config.in_channels, config.image_shape
         self.paper_unit = shape.paper_unit
         self.routers = ROUTERS[config.router]([block.in_channels for block in self.blocks]) if config.routed else None
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "CoDiNet":
-        """A network that `save_pretrained` wrote into a folder, or that is on the Hugging Face hub.
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+        """Load a network that `save_pretrained` wrote.
 
-        `options` are those of `PyTorchModelHubMixin.from_pretrained`.
+        Args:
+            pretrained_model_name_or_path: The folder, or a repository on the Hugging Face hub.
+            options: Those of `huggingface_hub.PyTorchModelHubMixin.from_pretrained`, such as `revision`.
+
+        Returns:
+            The network in evaluation mode.
         """
         try:
-            return super().from_pretrained(pretrained_model_name_or_path, **options)
+            model = _with_hub(cls).from_pretrained(pretrained_model_name_or_path, **options)
         except UserError:
             raise
-        except Exception as error:  # of JSON, safetensors, state dicts, files, networks, …
+        except Exception as error:  # from JSON, safetensors, state dicts, files, the internet, …
             raise UserError(
-                f"{shown(pretrained_model_name_or_path)} cannot be loaded: {first_line(error)}; give a folder that "
+                f"{shown(pretrained_model_name_or_path)} cannot be loaded: {first_line(error)}; pass a folder that "
                 "save_pretrained wrote, or the name of a repository on the hub."
             ) from error
+        model.__class__ = cls
+        return model
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """Write config.json, model.safetensors and a model card.
+
+        Args:
+            save_directory: The folder to write.
+            options: Those of `huggingface_hub.PyTorchModelHubMixin.save_pretrained`, such as `push_to_hub`.
+
+        Returns:
+            The address of the commit if the network was pushed to the hub.
+        """
+        return self._hub_twin().save_pretrained(save_directory, **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the network to the Hugging Face hub.
+
+        Args:
+            repo_id: The repository, such as "user/name".
+            options: Those of `huggingface_hub.PyTorchModelHubMixin.push_to_hub`.
+
+        Returns:
+            The address of the commit.
+        """
+        return self._hub_twin().push_to_hub(repo_id, **options)
+
+    def _hub_twin(self) -> Any:
+        twin: Any = copy.copy(self)  # shares parameters and buffers
+        twin.__class__ = _with_hub(type(self))
+        twin._hub_mixin_config = self.config
+        return twin
 
 
-Trained = Callable[[str, dict[str, Any]], CoDiNet]
-_trained: list[Trained] = []
+def _with_hub(kind: type[CoDiNet]) -> Any:
+    """The class with the methods of huggingface_hub, which is imported on first use because that is slow."""
+    from huggingface_hub import PyTorchModelHubMixin
 
-
-def offer_trained(find: Trained) -> None:
-    """Register the function that loads trained networks by name and fields of `ModelConfig`; see `codinet.zoo`."""
-    _trained[:] = [find]
-
-
-def create_model(
-    name: str,
-    *,
-    num_classes: int | None = None,
-    routed: bool = True,
-    router: str = "fc",
-    in_channels: int | None = None,
-    stride_on: StrideOn = "3x3",
-    pretrained: str | None = None,
-) -> CoDiNet:
-    """A network of the registry (see `list_models`) with initial weights, for 10 classes of colour images by default.
-
-    `router` is "fc", "cnn" or "rnn"; `stride_on` ("3x3" or "1x1") is where a bottleneck strides. `pretrained` gives a
-    trained network of the zoo in evaluation mode: the one of this name, or the most accurate one of this data set
-    ("cifar10"). It has the classes of its data set; another number of classes is a `UserError`.
-    """
-    asked: dict[str, Any] = {"arch": name, "routed": routed, "router": router, "stride_on": stride_on}
-    given = {"num_classes": num_classes, "in_channels": in_channels}
-    asked |= {field: value for field, value in given.items() if value is not None}
-    if pretrained is None:
-        return CoDiNet(ModelConfig(**asked))
-    require_choice("architecture", name, ARCHITECTURES)
-    require_kind("pretrained", pretrained, str, "the name of a trained network or a data set")
-    (find,) = _trained
-    return find(pretrained, asked)
-
-
-def list_models() -> list[str]:
-    """Names that `create_model` takes."""
-    return list(ARCHITECTURES)
+    return type(kind.__name__, (PyTorchModelHubMixin, kind), {})

@@ -1,17 +1,16 @@
-"""Named runs: each function returns a whole config for a data source.
+"""Named recipes: each function returns a complete config for a data source.
 
-Flags given on the command line replace a preset's values one by one.
+Flags of `codinet train` replace a preset's values one by one. Importing this module does not import torch.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from codinet.checks import require_kind
 from codinet.config import LossConfig, NetworkConfig, RunConfig, ScheduleConfig
 
 
 def paper(source: str) -> RunConfig:
-    """The paper's recipe, as we read it: 250 + 20 epochs, α = β = 0.2, m_c = 0.2, m_d = 0.5, multi-step.
+    """The paper's recipe, as we interpret it: 250 + 20 epochs, α = β = 0.2, m_c = 0.2, m_d = 0.5, multi-step.
 
     codinet train cifar10 --preset paper --arch resnet110 --budget 0.57
     """
@@ -19,9 +18,9 @@ def paper(source: str) -> RunConfig:
 
 
 def best(source: str) -> RunConfig:
-    """The best recipe found: 40 + 5 epochs, cosine from 0.4, weight decay 5e-4, α = β = 1, m_d = 1, margins decayed.
+    """The best recipe found: 40 + 5 epochs, cosine from 0.4, weight decay 5e-4, α = β = 1, m_d = 1, score decay.
 
-    Made to start from a static run that is also the teacher: --start RUN --teacher RUN. See docs/recipes.md.
+    Meant to start from a static run that is also the teacher: --start RUN --teacher RUN. See docs/recipes.md.
 
     codinet train cifar10 --preset best --arch resnet110 --budget 0.57 --watch train
     """
@@ -59,13 +58,15 @@ PRESETS: dict[str, Callable[[str], RunConfig]] = {"paper": paper, "best": best, 
 
 
 def _require_config(config: RunConfig) -> None:
+    from codinet.checks import require_kind
+
     require_kind("config", config, RunConfig, "a RunConfig")
     require_kind("network", config.network, NetworkConfig, "a NetworkConfig")
     require_kind("losses", config.losses, LossConfig, "a LossConfig")
 
 
 def as_static(config: RunConfig) -> RunConfig:
-    """The same training without routing: the baseline of every cost share."""
+    """The same training without routing: the baseline of cost shares."""
     _require_config(config)
     return replace(
         config,

@@ -1,8 +1,8 @@
-"""Published results to hold runs against: every table of the CoDiNet paper, DynConv and Torch-Pruning.
+"""Published results to compare runs with: every table of the CoDiNet paper, DynConv and Torch-Pruning.
 
-Costs are as printed, and the paper prints two units under one name: its CIFAR and SVHN columns count two
-per multiply-add, its ImageNet columns one (`UNITS`). Rows of other methods are what the paper quotes, in
-the column it quotes them; their authors may have counted differently. Numbers only: knows nothing of runs.
+Costs are as printed. The paper uses one name for two units: its CIFAR and SVHN columns count two per multiply-add, its
+ImageNet columns one (`UNITS`). Rows of other methods are as the paper quotes them; their authors may have counted
+differently. This module holds numbers only and does not depend on runs.
 """
 
 from typing import NamedTuple
@@ -25,6 +25,8 @@ PRUNING = "Torch-Pruning (Fang et al., CVPR 2023), brought to the paper's unit"
 
 
 class Published(NamedTuple):
+    """A row of a published table."""
+
     data: str
     method: str
     backbone: str
@@ -37,17 +39,17 @@ class Published(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """What `gmaccs` counts per multiply-add."""
+        """How much `gmaccs` counts per multiply-add: 1 or 2."""
         return UNITS[self.data]
 
     @property
     def macs(self) -> float | None:
-        """One per multiply-add."""
+        """The cost in MACs, counting one per multiply-add."""
         return None if self.gmaccs is None else self.gmaccs * 1e9 / self.unit
 
 
 def _cifar(data: str, backbone: str, *rows: tuple[float, float]) -> tuple[Published, ...]:
-    """Static, vanilla and CoDiNet, each (accuracy, cost)."""
+    """The rows of static, vanilla and CoDiNet, each given as (accuracy, cost)."""
     kinds = (STATIC, VANILLA, CODINET)
     return tuple(
         Published(data, backbone if kind == STATIC else kind, backbone, kind, cost, accuracy, CIFAR)
@@ -140,14 +142,20 @@ PCC = {CODINET: 0.581, VANILLA: 0.024}  # CIFAR-10, features of an ImageNet MoCo
 
 
 def data_key(name: str) -> str:
-    """A data set's name as it is spelt here: "CIFAR-10", "cifar10" and "cifar_10" are one."""
+    """The key of a data set in this module: "cifar10" for "CIFAR-10", "cifar10" and "cifar_10"."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def matching(data: str, arch: str, method: str) -> list[Published]:
-    """The paper's own rows for a run: same data, network and method."""
+    """The paper's own rows with the data, network and method of a run.
+
+    Args:
+        data: The name of the data set.
+        arch: The network, e.g. "resnet110".
+        method: A `kind` of a row, e.g. `CODINET`.
+    """
     backbone = f"ResNet-{arch.removeprefix('resnet')}"
     rows = [row for row in (*RESULTS, *ABLATIONS, *COMPARISON) if row.data == data_key(data)]
     rows = [row for row in rows if row.backbone == backbone and row.kind == method]
-    # The comparison table repeats CIFAR rows that the results table has.
+    # The comparison table repeats CIFAR rows of the results table.
     return rows if not any(row in RESULTS for row in rows) else [row for row in rows if row not in COMPARISON]

@@ -1,8 +1,8 @@
-"""Routers: small networks that score, before each block, whether an input runs it (Eq. 3, 4 and the appendix).
+"""Routers: small networks that score, before each block, whether to run it for an input (Eq. 3, 4 and the appendix).
 
-One module holds the routers of a whole network, so that a policy may look at the images once (`start`) or
-carry a state along the depth, as the LSTM does. `router(k)` gives the router of block k; routers are called in
-order. They know the channel widths and nothing else of the network; `relaxation` turns scores into decisions.
+One module holds the routers of a whole network. So a policy can read the images once (`start`) or carry a state along
+the depth, as the LSTM does. `router(k)` returns the router of block k; routers are called in order. They depend on the
+channel widths only. `relaxation` turns scores into decisions.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,25 +18,25 @@ from codinet.errors import UserError
 
 State = tuple[torch.Tensor, ...]
 Router = Callable[[torch.Tensor, State], tuple[torch.Tensor, State]]
-"""From a block's input and the state so far to scores_B2 and the state for the next block."""
+"""Maps a block's input and the current state to scores_B2 and the state for the next block."""
 
-OPEN = 1.0  # starting bias of the run score: an untrained network runs its blocks
-WIDEST = 16_384  # channels that a router takes: its weights would need a gigabyte
+OPEN = 1.0  # initial bias of the run score, so that an untrained network runs its blocks
+WIDEST = 16_384  # most channels of a router's input; its weights then take a gigabyte
 
 
 class Routers(nn.Module):
-    """The routers of a network. Layers that compute the scores are called `out`."""
+    """Base class for the routers of a network. Layers that compute the scores must be named `out`."""
 
     def start(self, images_BCHW: torch.Tensor) -> State:
-        """The state that the first router of a forward pass gets."""
+        """Returns the state for the first router of a forward pass."""
         return ()
 
     def router(self, k: int) -> Router:
-        """The router of block k."""
+        """Returns the router of block k, counted from 0."""
         raise NotImplementedError
 
     def shift(self, amount: float) -> None:
-        """Add a finite number to every run score, which moves the whole network's cost."""
+        """Adds a finite number to the bias of every run score, which changes the cost of the whole network."""
         require_number("amount", amount)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -45,10 +45,16 @@ class Routers(nn.Module):
 
 
 def pool(features_BCHW: torch.Tensor) -> torch.Tensor:
-    """Eq. 3: the mean of each channel, with a gradient in the memory format of the features.
+    """Eq. 3: the mean of each channel over pixels.
 
-    By default torch returns the gradient of the mean channels first. Gradients added to it take that format too, and
-    mixed formats make the rest of the backward pass several times slower.
+    The gradient has the memory format of the features. PyTorch's own gradient of a mean is channels-first, gradients
+    added to it inherit that format, and mixed formats make the rest of the backward pass several times slower.
+
+    Args:
+        features_BCHW: Features.
+
+    Returns:
+        The means, B×C.
     """
     if features_BCHW.is_contiguous(memory_format=torch.channels_last):
         return features_BCHW.permute(0, 2, 3, 1).mean(dim=(1, 2))
@@ -56,10 +62,10 @@ def pool(features_BCHW: torch.Tensor) -> torch.Tensor:
 
 
 def _explain(features_BCHW: Any, width: int, weight: torch.Tensor) -> None:
-    """`UserError` where a router failed because of its features."""
+    """Raises a `UserError` if a router failed because of its features."""
     shape = features_BCHW.shape if isinstance(features_BCHW, torch.Tensor) else ()
     if len(shape) != 4 or shape[1] != width or 0 in shape[2:]:
-        raise UserError(f"This router takes features of B×{width}×H×W, got {shown(features_BCHW)}.")
+        raise UserError(f"This router requires features of B×{width}×H×W, got {shown(features_BCHW)}.")
     if not is_autocast(features_BCHW):
         require_same_place("features", features_BCHW, "the router", weight)
 
@@ -70,13 +76,13 @@ def _require_width(width: Any) -> None:
 
 def _require_widths(widths: Any) -> None:
     if not isinstance(widths, Sequence) or isinstance(widths, str) or len(widths) == 0:
-        raise UserError(f"Routers need a list with the width of every block, got {shown(widths)}.")
+        raise UserError(f"widths must be a list with the width of every block, got {shown(widths)}.")
     for width in widths:
         _require_width(width)
 
 
-def _require_place(k: Any, number: int) -> None:
-    require_whole("The number of a block", k, 0, number - 1)
+def _require_index(k: Any, number: int) -> None:
+    require_whole("The block index", k, 0, number - 1)
 
 
 def _output_layer(width: int) -> nn.Linear:
@@ -87,7 +93,11 @@ def _output_layer(width: int) -> nn.Linear:
 
 
 class FCRouter(nn.Module):
-    """Global average pooling, then W₂ σ(W₁ z) with as many hidden units as channels (Eq. 3, 4)."""
+    """Global average pooling, then W₂ σ(W₁ z) with as many hidden units as channels (Eq. 3, 4).
+
+    Args:
+        width: Channels of the block's input.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -99,7 +109,7 @@ class FCRouter(nn.Module):
         try:
             z_BC = pool(features_BCHW)
             return self.out(F.relu(self.hidden(z_BC))), state
-        except Exception:  # torch's own error is less clear
+        except Exception:  # PyTorch's own error is less clear
             _explain(features_BCHW, self.hidden.in_features, self.hidden.weight)
             raise
 
@@ -107,7 +117,10 @@ class FCRouter(nn.Module):
 class CNNRouter(nn.Module):
     """A 3×3 convolution, global average pooling, one linear layer.
 
-    The paper leaves stride and width open. Stride 2 keeps a router at an eighth of its block's cost.
+    The paper does not specify stride and width. With stride 2 a router costs an eighth of its block.
+
+    Args:
+        width: Channels of the block's input.
     """
 
     def __init__(self, width: int) -> None:
@@ -126,7 +139,12 @@ class CNNRouter(nn.Module):
 
 
 class SeparateRouters(Routers):
-    """One router per block."""
+    """One independent router per block.
+
+    Args:
+        kind: The class of the routers.
+        widths: Input channels of each block.
+    """
 
     def __init__(self, kind: type[FCRouter] | type[CNNRouter], widths: Sequence[int]) -> None:
         super().__init__()
@@ -134,12 +152,12 @@ class SeparateRouters(Routers):
         self.each = nn.ModuleList(kind(width) for width in widths)
 
     def router(self, k: int) -> Router:
-        _require_place(k, len(self.each))
+        _require_index(k, len(self.each))
         return self.each[k]
 
 
 def fc_routers(routers: Routers | None) -> list[FCRouter] | None:
-    """The routers of all blocks if each of them is exactly an `FCRouter`, not a subclass; else None."""
+    """Returns the routers of all blocks if each is an `FCRouter` (not a subclass), otherwise None."""
     if not isinstance(routers, SeparateRouters):
         return None
     found = [router for router in routers.each if type(router) is FCRouter]
@@ -147,9 +165,12 @@ def fc_routers(routers: Routers | None) -> list[FCRouter] | None:
 
 
 class RNNRouters(Routers):
-    """Global average pooling, a linear layer, an LSTM and an output layer, all shared along the depth.
+    """Global average pooling, a linear layer, an LSTM and an output layer, used by all blocks.
 
-    Blocks of different width cannot share the first linear layer, so there is one for each width.
+    Blocks of different width cannot use the same first linear layer, so there is one for each width.
+
+    Args:
+        widths: Input channels of each block.
     """
 
     HIDDEN = 10
@@ -167,7 +188,7 @@ class RNNRouters(Routers):
         return zeros_BH, zeros_BH
 
     def router(self, k: int) -> Router:
-        _require_place(k, len(self.widths))
+        _require_index(k, len(self.widths))
         return partial(self._score, str(self.widths[k]))
 
     def _score(self, width: str, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:

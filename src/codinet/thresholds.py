@@ -1,4 +1,4 @@
-"""The threshold at which a network meets a budget: one set of weights serves many budgets."""
+"""Find the run threshold at which a trained network meets a budget. One set of weights serves many budgets."""
 
 import math
 from collections.abc import Callable
@@ -20,19 +20,24 @@ from codinet.cost import CostTable, block_costs
 from codinet.errors import UserError
 from codinet.evaluate import exact_inference
 from codinet.model import RoutedNetwork, in_evaluation, require_network
-from codinet.relaxation import hard, require_threshold
+from codinet.relaxation import hard, require_threshold, run_probability
 
-MISSED = 0.02  # gap between cost and budget, as a share of the static cost, that is reported
+MISSED = 0.02  # gap between cost share and budget that is reported
 CLOSE = 5e-4  # gap to the budget at which the search for a threshold ends
 FAR = 8.0  # logits beyond which no threshold is searched
 
 
 def threshold_for(model: RoutedNetwork, images_BCHW: torch.Tensor, budget: float, *, batch: int = 250) -> float:
-    """The run threshold at which these normalised images cost nearest to `budget`, a share of the static network.
+    """Return the run threshold at which the mean cost of these images is nearest to a budget.
 
-    Use images that nothing is measured on afterwards. They go through the network `batch` at a time. Where few images
-    are near a router's threshold, as after vanilla routing, costs come in steps, and the nearest may be far from the
-    budget.
+    Where few images are near a router's threshold, as after vanilla routing, the cost changes in large steps, and the
+    nearest one may be far from the budget.
+
+    Args:
+        model: A routed network.
+        images_BCHW: Normalised images. Use images on which nothing is measured afterwards.
+        budget: A fraction of the static network's cost.
+        batch: Images per forward pass.
     """
     require_budget(model, budget)
     require_images(images_BCHW)
@@ -44,27 +49,40 @@ def threshold_for(model: RoutedNetwork, images_BCHW: torch.Tensor, budget: float
 def mean_cost(
     model: RoutedNetwork, table: CostTable, images_BCHW: torch.Tensor, threshold: float, *, batch: int
 ) -> float:
-    """The mean cost of images in evaluation mode with hard decisions, as a share of the static network."""
-    require_network(model)
+    """Return the mean cost share of images in evaluation mode with hard decisions at this threshold."""
     require_kind("table", table, CostTable, "the cost table of the network; block_costs makes it")
-    require_images(images_BCHW)
     require_threshold(threshold)
+    return table.share(_route(model, images_BCHW, threshold, batch)[1]).mean().item()
+
+
+def run_probabilities(model: RoutedNetwork, images_BCHW: torch.Tensor, *, batch: int) -> torch.Tensor:
+    """Return the run probability of every block for images in evaluation mode with hard decisions."""
+    return run_probability(_route(model, images_BCHW, 0.5, batch)[0])
+
+
+def _route(
+    model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float, batch: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The router scores and paths of images in evaluation mode."""
+    require_network(model)
+    require_images(images_BCHW)
     require_whole("batch", batch, 1, LARGEST_COUNT)
     decide = partial(hard, threshold=threshold)
     with in_evaluation(model), exact_inference():
         outputs = [model(images, decide=decide) for images in images_BCHW.split(int(batch))]
-    require_finite("The router scores of these images", torch.cat([output.scores_BN2 for output in outputs]))
-    return table.share(torch.cat([output.path_BN for output in outputs])).mean().item()
+    scores_BN2, path_BN = (torch.cat(parts) for parts in zip(*(output[1:] for output in outputs), strict=True))
+    require_finite("The router scores of these images", scores_BN2)
+    return scores_BN2, path_BN
 
 
 def require_images(images_BCHW: Any) -> None:
-    """A batch of finite images. Reads the values, so it waits for the device."""
+    """Raise a `UserError` unless this is a batch of finite images. Waits for the device."""
     require_tensor("images", images_BCHW, ("B", "C", "H", "W"))
     require_finite("images", images_BCHW)
 
 
 def require_budget(model: RoutedNetwork, budget: float) -> None:
-    """A budget that this network can be given."""
+    """Raise a `UserError` unless the network is routed and the budget is valid."""
     require_network(model)
     if model.routers is None:
         raise UserError("Budgets apply to routed networks only, and this network is static.")
@@ -72,40 +90,42 @@ def require_budget(model: RoutedNetwork, budget: float) -> None:
 
 
 def require_reach(table: CostTable, budget: float, who: str) -> None:
-    """A budget that is not below the cost with every block skipped."""
+    """Raise a `UserError` if the budget is below the cost with every block skipped; `who` names the network."""
     least = table.share(torch.zeros(1, len(table.run_N))).item()
     if budget < least:
         raise UserError(
-            f"A budget of {budget:g} cannot be met: with every block skipped {who} still costs {least:.4f} of its "
-            "static form; ask for more."
+            f"The budget must be at least {least:.4f}, the cost of {who} with every block skipped, got {budget:g}."
         )
 
 
 def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: int = 14) -> float:
-    """The run threshold whose cost is nearest to the budget; a higher threshold runs fewer blocks.
+    """Return the run threshold whose cost is nearest to the budget. A higher threshold runs fewer blocks.
 
-    `cost_at` is the cost at a threshold. The search takes at most `steps` of its values after the first.
+    Args:
+        cost_at: The cost as a function of the threshold.
+        budget: The cost to meet.
+        steps: At most this many values of `cost_at` are computed after the first.
     """
     require_callable("cost_at", cost_at)
     require_number("budget", budget)
     require_whole("steps", steps, 0, 1000)
 
-    def look(threshold: float) -> float:
+    def measure(threshold: float) -> float:
         cost = cost_at(threshold)
         require_number(f"The cost at threshold {threshold:g}", cost)
         return cost
 
-    tried = {0.0: look(0.5)}  # by logits
-    way = 1 if tried[0.0] > budget else -1
-    # The answer is usually near: steps that double pass it, and bisection between the last two finds it.
+    tried = {0.0: measure(0.5)}  # by logits
+    direction = 1 if tried[0.0] > budget else -1
+    # The answer is usually near: doubling steps find an interval, then bisection finds the threshold.
     short, beyond, stride, at = 0.0, None, 0.25, 0.0
     for _ in range(steps):
         if abs(tried[at] - budget) < CLOSE or (beyond is None and abs(short) >= FAR):
             break
-        at = way * min(abs(short) + stride, FAR) if beyond is None else (short + beyond) / 2
+        at = direction * min(abs(short) + stride, FAR) if beyond is None else (short + beyond) / 2
         stride *= 2
-        tried[at] = look(_sigmoid(at))
-        if (tried[at] > budget) == (way > 0):
+        tried[at] = measure(_sigmoid(at))
+        if (tried[at] > budget) == (direction > 0):
             short = at
         else:
             beyond = at

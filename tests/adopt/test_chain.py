@@ -100,7 +100,7 @@ def test_blocks_are_chosen_by_class_and_by_name(blocks: Any) -> None:
 
 @settings(deadline=None, derandomize=True, max_examples=20)
 @given(st.lists(st.integers(0, 1), min_size=3, max_size=3), st.sampled_from([Residual, InPlace]))
-def test_a_path_runs_the_blocks_it_names_and_always_what_is_between(path: list[int], block: type[Residual]) -> None:
+def test_operations_between_blocks_always_run(path: list[int], block: type[Residual]) -> None:
     module = made(block)
     network, x = make_dynamic(module, blocks=Residual), images()
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_a_path_runs_the_blocks_it_names_and_always_what_is_between(path: list[i
             assert torch.equal(got, module(x))
 
 
-def test_parameters_are_shared_and_the_module_is_left_alone() -> None:
+def test_parameters_are_shared_and_the_module_is_unchanged() -> None:
     module = made()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     modes = [part.training for part in module.modules()]
@@ -122,7 +122,7 @@ def test_parameters_are_shared_and_the_module_is_left_alone() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-def test_a_network_on_shapes_alone_can_be_routed_too() -> None:
+def test_a_network_on_the_meta_device_can_be_routed() -> None:
     with torch.device("meta"):
         network = make_dynamic(Chain(), blocks=Residual)
     assert len(network.blocks) == 3
@@ -155,7 +155,7 @@ def test_a_training_step_sees_each_batch_once_and_drops_out(block: type[Residual
     assert not torch.equal(in_training, network.eval()(images(8), force=torch.ones(3)).logits_BK)
 
 
-def test_its_routers_learn_alone() -> None:
+def test_routers_can_be_trained_alone() -> None:
     network = make_dynamic(made(), blocks=Residual)
     train_only(network, routers=True, backbone=False)
     network.train()(images(), decide=gumbel).logits_BK.sum().backward()
@@ -164,7 +164,7 @@ def test_its_routers_learn_alone() -> None:
     assert all("routers" in name for name in with_gradient)
 
 
-def test_copies_stand_on_their_own() -> None:
+def test_copies_are_independent() -> None:
     network, x = make_dynamic(made(), blocks=Residual), images()
     with torch.no_grad():
         wished = network(x).logits_BK
@@ -240,7 +240,7 @@ class Masked(Tokens):
 
 @pytest.mark.parametrize("kind", [Tokens, ChannelsLast, Masked])
 @pytest.mark.parametrize("engine", [BranchEngine, GatherEngine])
-def test_features_may_lie_as_they_like(kind: type[Tokens], engine: Any) -> None:
+def test_any_layout_of_features_can_be_routed(kind: type[Tokens], engine: Any) -> None:
     torch.manual_seed(0)
     module, x = kind().eval(), images(4)
     network = make_dynamic(module, blocks="blocks.*")
@@ -314,7 +314,7 @@ class Own(nn.Module):
 # 8×8 places of 8 channels, then twice as wide, then fewer.
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 32, 64), (3, 64, 32), (3, 16, 32), (3, 12, 32)])
 @pytest.mark.parametrize(("block", "last"), [(Mix, True), (Normed, True), (Residual, False)])
-def test_routers_are_as_wide_as_there_are_channels_whatever_the_shape_of_images(
+def test_routers_have_the_width_of_the_channels_for_any_image_shape(
     shape: tuple[int, int, int], block: Callable[[int], nn.Module], last: bool
 ) -> None:
     torch.manual_seed(0)
@@ -330,14 +330,12 @@ def test_routers_are_as_wide_as_there_are_channels_whatever_the_shape_of_images(
         torch.testing.assert_close(output.scores_BN2[:, 0], router.out(router.hidden(pooled).relu()))
 
 
-def test_where_no_layer_says_it_square_images_show_the_channels() -> None:
+def test_square_images_determine_the_channels_without_a_known_layer() -> None:
     module = Wide(Own, last=True).eval()
     network = make_dynamic(module, blocks=Own, image_shape=(3, 64, 64))
     assert [adopted.in_channels for adopted in network.blocks] == [8, 8]
     for shape in ((3, 32, 32), (3, 32, 64)):  # 8×8×8, and no square
-        with pytest.raises(
-            UserError, match=r"Which axis of the features of blocks\.0 holds the channels cannot be told"
-        ):
+        with pytest.raises(UserError, match=r"Cannot tell which axis of the features of blocks\.0 holds the channels"):
             make_dynamic(module, blocks=Own, image_shape=shape)
 
 
@@ -369,7 +367,7 @@ def test_only_modules_can_be_routed(module: Any) -> None:
 
 
 def test_a_routed_network_is_not_routed_again() -> None:
-    with pytest.raises(UserError, match="takes a network without routing, and this AdoptedChain is routed"):
+    with pytest.raises(UserError, match="module must not have routers already, got AdoptedChain"):
         make_dynamic(make_dynamic(made(), blocks=Residual), blocks=Residual)
 
 
@@ -413,32 +411,30 @@ class Plain(nn.Sequential):
 @pytest.mark.parametrize(
     ("module", "blocks", "sentence"),
     [
-        (Chain(), "block.*", r"This Chain has no module 'block\.\*'; nothing in it is repeated"),
+        (Chain(), "block.*", r"This Chain has no module 'block\.\*'; it has no repeated modules"),
         (Plain(), Grows, r"This Plain has no module Grows; it has Sequential \(2\)"),
-        (Plain(), "0", "None of the 1 blocks chosen in this Plain is made of layers"),
-        (Chain(), Grows, "None of the 1 blocks chosen in this Chain .* keeps its shape"),
-        (TwoIn(), Mix, "this network takes or gives something else"),
-        (Asks(), Residual, "The forward of this Asks cannot be followed: "),
-        (Twice(), Residual, r"blocks\.0 is run more than once"),
-        (GoesPast(), Residual, r"Something goes past blocks\.0 and is used after it"),
-        (Draws(), Residual, "This Draws gives other answers than its parts one after the other"),
-        (TwoOut(), Residual, "this network takes or gives something else"),
-        (nn.Sequential(nn.Linear(3, 3)), "0", "This Sequential has no convolution to start with"),
+        (Plain(), "0", "None of the 1 selected blocks of this Plain can be skipped"),
+        (Chain(), Grows, "None of the 1 selected blocks of this Chain can be skipped: .* keep its shape"),
+        (TwoIn(), Mix, "must take images only and return logits only"),
+        (Asks(), Residual, "The forward of this Asks cannot be traced: "),
+        (Twice(), Residual, r"blocks\.0 runs more than once"),
+        (GoesPast(), Residual, r"A tensor bypasses blocks\.0 and is used after it"),
+        (Draws(), Residual, "The traced parts of this Draws give other logits than its forward"),
+        (TwoOut(), Residual, "must take images only and return logits only"),
+        (nn.Sequential(nn.Linear(3, 3)), "0", "must have a convolution, got a Sequential without one"),
     ],
 )
-def test_what_cannot_be_routed_is_said(module: nn.Module, blocks: Any, sentence: str) -> None:
+def test_networks_that_cannot_be_routed_are_refused(module: nn.Module, blocks: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         make_dynamic(module, blocks=blocks)
 
 
 def test_an_image_shape_must_fit_and_needs_blocks() -> None:
-    with pytest.raises(
-        UserError, match=r"This Chain fails on images of 4×12×12: .*; if it takes others, give image_shape"
-    ):
+    with pytest.raises(UserError, match=r"This Chain fails on images of 4×12×12: .*; set image_shape"):
         make_dynamic(Chain(), blocks=Residual, image_shape=(4, 12, 12))
-    with pytest.raises(UserError, match="takes an image_shape together with blocks"):
+    with pytest.raises(UserError, match="image_shape requires blocks"):
         make_dynamic(Chain(), image_shape=SHAPE)
-    with pytest.raises(UserError, match="residual blocks, with blocks="):
+    with pytest.raises(UserError, match="residual blocks with blocks="):
         make_dynamic(Chain())
 
 

@@ -211,7 +211,7 @@ def test_parameters_are_shared_and_keep_their_names(module: nn.Module) -> None:
     assert {name for name in network.state_dict() if not name.startswith("routers.")} == set(module.state_dict())
 
 
-def test_the_module_itself_is_left_alone(module: nn.Module) -> None:
+def test_the_module_is_unchanged(module: nn.Module) -> None:
     names, x_BCHW = list(module.state_dict()), images(module)
     with torch.no_grad():
         before = module(x_BCHW)
@@ -262,7 +262,7 @@ def test_every_router_kind_fits_and_starts_open(router: str) -> None:
 # --- it is a module like any other
 
 
-def test_routers_are_as_wide_as_what_reaches_the_block_not_as_its_first_convolution() -> None:
+def test_routers_have_the_width_of_the_blocks_input() -> None:
     class Halves(Basic):
         """Convolves half of its channels, as selective kernels do."""
 
@@ -288,7 +288,7 @@ def test_costs_come_from_the_original_parts(module: nn.Module) -> None:
     assert min(table.router_N) > 0
 
 
-def test_a_deep_copy_stands_on_its_own(module: nn.Module) -> None:
+def test_a_deep_copy_is_independent(module: nn.Module) -> None:
     network, x_BCHW = make_dynamic(module), images(module)
     twin = copy.deepcopy(network)
     expected = run_all(network, x_BCHW)
@@ -300,7 +300,7 @@ def test_a_deep_copy_stands_on_its_own(module: nn.Module) -> None:
     assert not torch.equal(run_all(network, x_BCHW), expected)
 
 
-def test_a_state_dict_travels_to_another_copy(module: nn.Module) -> None:
+def test_a_state_dict_can_be_loaded_into_another_copy(module: nn.Module) -> None:
     network, x_BCHW = make_dynamic(module), images(module)
     other = copy.deepcopy(network)
     for parameter in other.parameters():
@@ -346,7 +346,7 @@ def test_a_frozen_part_stays_frozen() -> None:
     assert network.get_submodule("layer1.0.bn1").training
 
 
-def test_dropout_before_the_classifier_stays() -> None:
+def test_dropout_before_the_classifier_is_kept() -> None:
     x_BCHW = images(TimmStyle(Basic))
     for rate in (0.0, 0.9):
         torch.manual_seed(0)
@@ -357,7 +357,7 @@ def test_dropout_before_the_classifier_stays() -> None:
         assert torch.equal(network.head(features), network.head(features)) == (rate == 0)
 
 
-def test_it_trains_its_routers_alone(module: nn.Module) -> None:
+def test_routers_can_be_trained_alone(module: nn.Module) -> None:
     network = make_dynamic(module)
     train_only(network, routers=True, backbone=False)
     network(images(module), decide=gumbel).logits_BK.square().sum().backward()
@@ -439,13 +439,13 @@ def without(name: str) -> nn.Module:
         ("conv1", "no conv1"),
         ("bn1", "no bn1"),
         ("relu", r"no relu\|act1"),
-        ("layer1", "no layer1"),
+        ("layer1", "no nn.Sequential layer1"),
         ("avgpool", r"no avgpool\|global_pool"),
         ("fc", "no fc"),
     ],
 )
-def test_a_missing_part_is_named(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=rf"looks for a ResNet made of conv1, .*this TorchvisionStyle has {said}"):
+def test_a_missing_part_is_reported(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=rf"A ResNet must consist of conv1, .*this TorchvisionStyle has {said}"):
         make_dynamic(without(name))
 
 
@@ -465,7 +465,7 @@ class SmallStyle(TorchvisionStyle):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
-def test_a_stem_may_do_without_pooling() -> None:
+def test_a_stem_may_have_no_pooling() -> None:
     torch.manual_seed(0)
     module = SmallStyle().eval()
     images = torch.randn(2, 3, 32, 32)
@@ -476,34 +476,36 @@ def test_a_stem_may_do_without_pooling() -> None:
 
 def test_a_forward_that_does_more_than_its_parts_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"hands layer1 \(1, 8, 56, 56\) where its conv1, bn1, relu give \(1, 8, 112, 112\)"
+        UserError, match=r"passes \(1, 8, 56, 56\) to layer1, but its conv1, bn1, relu return \(1, 8, 112, 112\)"
     ):
         make_dynamic(SmallStyle(pool=2))
 
 
-def test_a_network_that_is_no_resnet_is_refused() -> None:
-    with pytest.raises(UserError, match=r"looks for a ResNet .*this Sequential has no conv1, .*no layer1"):
+def test_other_networks_are_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"A ResNet must consist of .*this Sequential has no conv1, .*no nn.Sequential layer1"
+    ):
         make_dynamic(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
 
 
-def test_a_stage_must_be_a_sequential() -> None:
+def test_a_group_of_blocks_must_be_a_sequential() -> None:
     module = TorchvisionStyle(Basic)
     module.layer2 = nn.ModuleList(module.get_submodule("layer2").children())
-    with pytest.raises(UserError, match="has no layer2"):
+    with pytest.raises(UserError, match=r"has no nn\.Sequential layer2"):
         make_dynamic(module)
 
 
-def test_a_part_whose_place_is_unknown_is_refused() -> None:
+def test_an_unknown_part_is_refused() -> None:
     module = TorchvisionStyle(Basic)
     module.attention = nn.Linear(8, 8)
-    with pytest.raises(UserError, match="has also attention"):
+    with pytest.raises(UserError, match="has an unknown attention"):
         make_dynamic(module)
 
 
 def test_a_stride_without_a_downsample_is_refused() -> None:
     module = TorchvisionStyle(Basic)
     module.get_submodule("layer2.0").register_module("downsample", None)
-    with pytest.raises(UserError, match=r"layer2\.0 cannot be routed, it fails on its own input"):
+    with pytest.raises(UserError, match=r"layer2\.0 cannot be routed, it fails on its input"):
         make_dynamic(module)
 
 
@@ -523,7 +525,7 @@ def test_a_resnet_without_convolutions_is_refused() -> None:
     for name in ("conv1", "bn1", "relu", "maxpool", "avgpool", "fc"):
         module.add_module(name, nn.Identity())
     module.add_module("layer1", nn.Sequential(nn.Identity()))
-    with pytest.raises(UserError, match="no convolution to start with"):
+    with pytest.raises(UserError, match="must have a convolution"):
         make_dynamic(module)
 
 

@@ -1,4 +1,4 @@
-"""`make attack`: tens of thousands of inputs and a thousand kills, and a table of what came of them.
+"""`make attack`: try tens of thousands of bad inputs and a thousand kills, and write a table of the outcomes.
 
     python -m tests.attack --inputs 50000 --kills 1000 --jobs 2 --table attack.md
 
@@ -30,7 +30,7 @@ SLACK = 2**31  # address space beyond an attack's memory limit, for what is mapp
 
 @dataclass
 class Tally:
-    """What came of the inputs of one attack, or of the kills of one scenario."""
+    """The outcomes of one attack or of one kill scenario."""
 
     name: str
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1_000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="first seed; another one tries other inputs")
-    parser.add_argument("--only", default="", help="attacks whose name contains this")
+    parser.add_argument("--only", default="", help="only attacks and kill scenarios whose name contains this")
     parser.add_argument("--table", type=Path, help="write the table to this file")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -54,14 +54,15 @@ def main() -> int:
     began = time.monotonic()
     chosen = [attack for attack in ATTACKS if args.only in attack.name]
     weights = sum(attack.weight for attack in chosen)
+    scenarios = [scenario for scenario in SCENARIOS if args.only in scenario.name]
     with ThreadPoolExecutor(args.jobs) as pool:
         kills = [
-            pool.submit(_kill, scenario, -(-args.kills // len(SCENARIOS)), args.seed)
-            for scenario in SCENARIOS
+            pool.submit(_kill, scenario, -(-args.kills // len(scenarios)), args.seed)
+            for scenario in scenarios
             if args.kills
         ]
-        counts = [-int(-args.inputs * attack.weight // weights) for attack in chosen]
-        tallies = list(pool.map(lambda attack, count: _try(attack, args.seed, count), chosen, counts))
+        counts = [-int(-args.inputs * attack.weight // weights) for attack in chosen if args.inputs]
+        tallies = list(pool.map(lambda attack, count: _try(attack, args.seed, count), chosen[: len(counts)], counts))
         killed = [kill.result() for kill in kills]
     text = _table(tallies, killed, time.monotonic() - began)
     print(text)

@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image
 from tests.few_digits import save_few_digits
 
-from codinet.data.digits import load_digits
+from codinet.data.npz import load_digits
 from codinet.files import load_tensors
 
 LIVES = Path(__file__).parents[1] / "train" / "lives.py"
@@ -63,8 +63,8 @@ def campaign(scenario: Scenario, kills: int, seed: int) -> Result:
 
         def live(out: Path, **fate: Any) -> dict[str, Any]:
             words = ["train", str(source), "--arch", "resnet20", "--epochs", "2", "--finetune", "2", "--batch", "16"]
-            # A process that is killed before it has joined is waited for.
-            words += ["--device", "cpu", "--wait-minutes", "0.25" if scenario.only else "5"]
+            # The others wait this long for a process that is killed before it has joined.
+            words += ["--device", "cpu", "--wait-minutes", "0.1" if scenario.only else "5"]
             words += ["--out", str(out), "--resume", *scenario.flags]
             fate |= {"save_seconds": -1, "ask_every": 1, "lazy": scenario.images}
             request = {"words": words, "out": str(out), "size": scenario.size, "fate": fate, "patience": PATIENCE}

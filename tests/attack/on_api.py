@@ -47,10 +47,9 @@ from codinet.relaxation import gumbel, hard, margin_limit, run_probability, stra
 from codinet.routers import ROUTERS
 from codinet.thresholds import find_threshold, mean_cost, threshold_for
 from codinet.train import Objective
-from codinet.train.averaging import Average
 from codinet.train.budget import BudgetController
-from codinet.train.distillation import distillation
-from codinet.train.stages import Stage, grip_at, stages_of
+from codinet.train.extras import Average, distillation
+from codinet.train.stages import Stage, decay_scale, stages_of
 
 CPU = torch.device("cpu")
 NAN, INFINITY = math.nan, math.inf
@@ -266,8 +265,8 @@ def config_resolved(answer: RunConfig) -> None:
 
 def engine_made(answer: Engine) -> None:
     """It answers, and cannot be copied."""
-    device = answer.takes.device or CPU
-    routed(answer(torch.zeros(1, *SHAPE, dtype=answer.takes.dtype or torch.float32, device=device)))
+    device = answer.spec.device or CPU
+    routed(answer(torch.zeros(1, *SHAPE, dtype=answer.spec.dtype or torch.float32, device=device)))
     for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
         try:
             duplicate(answer)
@@ -391,7 +390,7 @@ def control(budget: Any, steps: Any, progress: Any, batch_cost: Any, plain_cost:
     controller = BudgetController(budget, steps=steps, device=CPU)
     controller.aim(progress)
     controller.observe(batch_cost)
-    controller.compare(plain_cost, settling=True)
+    controller.settle([], plain_cost, lambda _threshold: 0.5, progress=1.0)
     return controller.gamma()
 
 
@@ -461,7 +460,7 @@ PURE = [
     Call(weigh, lambda: {"terms": list(torch.rand(4)), "alpha": 1.0, "beta": 1, "gamma": torch.rand(())}, one_number),
     Call(
         distillation,
-        lambda: {"logits_BK": torch.randn(3, 4), "taught_BK": torch.randn(3, 4), "temperature": 4.0},
+        lambda: {"logits_BK": torch.randn(3, 4), "teacher_BK": torch.randn(3, 4), "temperature": 4.0},
         one_number,
     ),
 ]
@@ -563,7 +562,7 @@ TRAINING = [
         },
         finite,
     ),
-    Call(grip_at, lambda: {"done": 0.7}, finite),
+    Call(decay_scale, lambda: {"done": 0.7}, finite),
 ]
 
 CONFIGS = [
@@ -596,7 +595,7 @@ MAKING = [
 def asking() -> list[Call]:
     """A call of every engine, with a path where it takes one."""
     return [
-        Call(functools.partial(ask, name), asked_freely if engine.takes.blocks is None else asked_by_force, routed)
+        Call(functools.partial(ask, name), asked_freely if engine.spec.blocks is None else asked_by_force, routed)
         for name, engine in engines().items()
     ]
 
@@ -628,12 +627,12 @@ def compile_engines(rng: random.Random, folder: Path) -> None:
 def export_networks(rng: random.Random, folder: Path) -> None:
     if not HAS_ONNX:
         return
-    from codinet.engines.export import About, export
+    from codinet.engines.onnx import ExportInfo, export
 
     call = Call(
         export,
         lambda: {
-            **{"model": model(), "out": folder / "m.onnx", "about": About(("a", "b", "c"), (1.0,), (2.0,), SHAPE)},
+            **{"model": model(), "out": folder / "m.onnx", "data": ExportInfo(("a", "b", "c"), (1.0,), (2.0,), SHAPE)},
             **{"kind": "static", "path": [1] * BLOCKS, "threshold": 0.5, "opset": 17, "images_BCHW": images(1)},
         },
         finite,

@@ -21,6 +21,7 @@ from tests.attack.on_files import NAME, base, changed, content_of, copied, few, 
 
 from codinet import files
 from codinet.cli import VERBS, main
+from codinet.config import RunConfig
 
 MIB = 2**20
 
@@ -51,14 +52,12 @@ QUICK: dict[str, list[str]] = {
     "export": [],
     "data": [],
     "models": ["--bad"],
-    "zoo": [],
-    "results": [],
 }
 POSITIONAL: dict[str, list[list[str]]] = {
     "train": [["few.npz"], ["few.npz"], ["digits"], ["missing"], []],
     "eval": [["run"], ["run"], [f"zoo:{NAME}"], ["missing"], []],
     "predict": [["run", "a.png"], ["run"], ["run", "missing.png"], [f"zoo:{NAME}", "a.png"], ["run", "run"]],
-    "analyze": [["run"], ["run", "run"], ["missing"], []],
+    "analyze": [["run"], ["run", "run"], [f"zoo:{NAME}"], ["missing"], []],
     "report": [["run"], []],
     "explore": [["run"], ["missing"]],
     "sweep": [["digits"], ["few.npz"], ["paper-table-svhn"], ["paper-x"], []],
@@ -66,8 +65,6 @@ POSITIONAL: dict[str, list[list[str]]] = {
     "export": [["run"], [f"zoo:{NAME}"], ["missing"]],
     "data": [["list"], ["verify", "digits"], ["verify", "cifar10"], ["download"], ["download", "x"], ["sell"]],
     "models": [[]],
-    "zoo": [["list"], ["add", "run"], ["unpack", NAME], ["unpack", "x"], ["add"], ["x"]],
-    "results": [["add", "run"], ["render"], ["add"], ["add", "missing"], ["add", "."]],
 }
 
 
@@ -79,19 +76,19 @@ def flags_of(verb: str) -> list[str]:
 
 def _flags(kind: Any) -> list[str]:
     hints = get_type_hints(kind)
+    settings = get_type_hints(RunConfig)  # whose parts are dicts in the flags of train
     found = []
     for entry in dataclasses.fields(kind):
-        found += _flags(hints[entry.name]) if dataclasses.is_dataclass(hints[entry.name]) else [entry.name]
+        inner = settings[entry.name] if hints[entry.name] == dict[str, Any] else hints[entry.name]
+        found += _flags(inner) if dataclasses.is_dataclass(inner) else [entry.name]
     return found
 
 
 @contextlib.contextmanager
 def place(folder: Path) -> Iterator[None]:
-    """Within, the working folder holds a run, an image, some data and results; the zoo is a copy, too."""
+    """Within, the working folder holds a run, an image and some data; the zoo is a copy, too."""
     copied("run", folder)
-    shutil.copytree(base() / "results", folder / "results")
     shutil.copytree(base() / "zoo", folder / "zoo")
-    (folder / "docs").mkdir()
     (folder / "few.npz").write_bytes(few())
     (folder / "a.png").write_bytes(picture(random.Random(0)))
     before, zoo = Path.cwd(), os.environ.get("CODINET_ZOO")
@@ -157,12 +154,10 @@ def odd_words(rng: random.Random, folder: Path) -> None:
 
 def changed_runs(rng: random.Random, folder: Path) -> None:
     """A verb on a run folder in which one file is changed."""
-    verb = rng.choice(("eval", "predict", "analyze", "export", "zoo", "results", "train", "explore"))
+    verb = rng.choice(("eval", "predict", "analyze", "export", "train", "explore"))
     verb = "bench" if rng.random() < 0.03 else verb
     words = {
         "predict": ["run", "a.png"],
-        "zoo": ["add", "run", "--name", "new"],
-        "results": ["add", "run", "--table", "results", rng.choice(("routing", "results"))],
         "export": ["run", "--out", "a.onnx", "--kind", rng.choice(("static", "masked"))],
         "train": ["few.npz", "--out", "run", "--resume"],
     }.get(verb, ["run"])
@@ -191,12 +186,10 @@ def odd_names(rng: random.Random, folder: Path) -> None:
         run, image = Path(f"{odd}.run"), Path(f"{odd}.png")
         Path("run").rename(run)
         Path("a.png").rename(image)
-        verb = rng.choice(("eval", "predict", "analyze", "export", "zoo", "results"))
+        verb = rng.choice(("eval", "predict", "analyze", "export"))
         words = {
             "eval": [str(run), "--paths", f"{odd}.safetensors"],
             "predict": [f"./{run}", f"./{image}"],
-            "zoo": ["unpack", NAME, "--out", f"./{odd}.out"],
-            "results": ["add", f"./{run}", "--results", f"./{odd}.results"],
             "export": [f"./{run}", "--out", f"./{odd}.onnx"],
         }.get(verb, [f"./{run}"])
         check([verb, *words, *QUICK[verb], *rng.choice((["--json"], []))], rng.choice(("utf-8", "ascii")))
@@ -209,7 +202,7 @@ def changed_zoo(rng: random.Random, folder: Path) -> None:
         Path("zoo", f"{NAME}.json").write_bytes(text_of(card))
         words = rng.choice(
             (
-                ["zoo", "list"],
+                ["analyze", f"zoo:{NAME}", *QUICK["analyze"]],
                 ["predict", f"zoo:{NAME}", "a.png"],
                 ["eval", f"zoo:{NAME}"],
                 ["export", f"zoo:{NAME}", "--out", "a.onnx", "--kind", "masked"],

@@ -23,15 +23,15 @@ import torch
 from tests.attack.harness import Attack
 from tests.data.conftest import CIFAR10_NAMES, mat_array, mat_file
 
-from codinet.data import catalogue, download, official
-from codinet.data.arrays import load_arrays
-from codinet.data.arrays_only import read_arrays_only
+from codinet.data import catalogue, download
+from codinet.data.catalogue import Archive, KnownDataset, KnownFile, Layout
 from codinet.data.dataset import Dataset, Split, check
-from codinet.data.known import Archive, Known, KnownFile, Layout
-from codinet.data.matlab import read_arrays
-from codinet.data.sources import load, locate
+from codinet.data.loading import load, locate
+from codinet.data.npz import load_npz
+from codinet.data.safe_pickle import read_pickle
+from codinet.data.svhn import read_mat
 from codinet.data.views import blank_square, crop_flip, normalise, random_views
-from codinet.predict import image_files
+from codinet.predictor import image_files
 
 NUMBERS = [
     *(0, 1, 2, 3, 7, 8, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1),
@@ -146,7 +146,7 @@ def require_plain(value: Any) -> None:
 
 def attack_pickles(rng: random.Random, folder: Path) -> None:
     place(rng, folder / "batch", damaged(rng, rng.choice(pickles()), rng.choice(pickles())))
-    require_plain(read_arrays_only(folder / "batch"))
+    require_plain(read_pickle(folder / "batch"))
 
 
 def attack_programs(rng: random.Random, folder: Path) -> None:
@@ -176,13 +176,13 @@ def attack_programs(rng: random.Random, folder: Path) -> None:
     ]
     program = b"".join(rng.choice(pieces)() for _ in range(rng.choice([3, 10, 40, 200])))
     (folder / "batch").write_bytes(b"\x80\x02(" + program + b"t." if rng.random() < 0.5 else program + b".")
-    require_plain(read_arrays_only(folder / "batch"))
+    require_plain(read_pickle(folder / "batch"))
 
 
 @functools.cache
 def cifar_files(name: str, binary: bool) -> dict[str, bytes]:
     """The files of a small data set in one of the official layouts."""
-    layout = official.KNOWN[name].layouts[0 if binary else 1]
+    layout = catalogue.KNOWN[name].layouts[0 if binary else 1]
     *batches, names = layout.files
     found: dict[str, bytes] = {}
     number = 10 if name == "cifar10" else 100
@@ -202,7 +202,7 @@ def cifar_files(name: str, binary: bool) -> dict[str, bytes]:
 def attack_cifar(rng: random.Random, folder: Path) -> None:
     name, binary = rng.choice(["cifar10", "cifar100"]), rng.random() < 0.5
     files = cifar_files(name, binary)
-    where = folder / rng.choice(["", official.KNOWN[name].layouts[0 if binary else 1].folder])
+    where = folder / rng.choice(["", catalogue.KNOWN[name].layouts[0 if binary else 1].folder])
     where.mkdir(exist_ok=True)
     for file, content in files.items():
         (where / file).write_bytes(content)
@@ -291,7 +291,7 @@ def odd_mat(rng: random.Random) -> bytes:
 def attack_mats(rng: random.Random, folder: Path) -> None:
     content = rng.choice(mats()) if rng.random() < 0.7 else odd_mat(rng)
     place(rng, folder / "some.mat", damaged(rng, content, rng.choice(mats())) if rng.random() < 0.8 else content)
-    for array in read_arrays(folder / "some.mat").values():
+    for array in read_mat(folder / "some.mat").values():
         assert array.dtype.kind in "iuf"
 
 
@@ -386,7 +386,7 @@ def attack_arrays(rng: random.Random, folder: Path) -> None:
         with warnings.catch_warnings(), zipfile.ZipFile(path, "a") as archive:
             warnings.simplefilter("ignore")
             archive.writestr(rng.choice(["x", "y.npy", "classes", "x_train.npy", "../x.npy"]), odd_member(rng))
-    require_dataset(check(load_arrays(path)))
+    require_dataset(check(load_npz(path)))
 
 
 def odd_member(rng: random.Random) -> bytes:
@@ -431,9 +431,9 @@ def attack_names(rng: random.Random, folder: Path) -> None:
     elif call == 1:
         assert locate(name, root)
     elif call == 2:
-        assert catalogue.verify(name, root)
+        assert download.verify(name, root)
     elif call == 3 and str(name) not in ("cifar10", "svhn"):  # which would be downloaded
-        assert catalogue.download(name, root)
+        assert download.download(name, root)
     elif isinstance(name, str):
         assert image_files([Path(name), folder])
 
@@ -559,11 +559,11 @@ def attack_tars(rng: random.Random, folder: Path) -> None:
     root = folder / "root"
     root.mkdir()
     (root / "toy.tar.gz").write_bytes(content)
-    official.KNOWN["toy"] = Known("toy", "Toy", "", "", "", (Layout("toy", (wanted,)),), (archive,))
+    catalogue.KNOWN["toy"] = KnownDataset("toy", "Toy", "", "", "", (Layout("toy", (wanted,)),), (archive,))
     try:
-        assert (catalogue.download("toy", root) / "data.bin").read_bytes() == b"x" * 100
+        assert (download.download("toy", root) / "data.bin").read_bytes() == b"x" * 100
     finally:
-        del official.KNOWN["toy"]
+        del catalogue.KNOWN["toy"]
         assert [path.name for path in folder.iterdir()] == ["root"]
         assert not Path("/tmp/codinet-escaped").exists()
 

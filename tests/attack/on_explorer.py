@@ -33,12 +33,15 @@ from tests.attack.harness import Attack
 from codinet import files
 from codinet.config import NetworkConfig, RunConfig, resolve
 from codinet.data import Dataset
-from codinet.data.digits import load_digits
+from codinet.data.npz import load_digits
+from codinet.evaluate import evaluate_test_set
 from codinet.explorer.app import create_app
 from codinet.explorer.guard import CONTENT_TYPE, HEADERS, Limits
 from codinet.explorer.serve import served
 from codinet.explorer.space import FILE, RoutingSpace, _digest
-from codinet.runs import DataBrief, RunFolder, build_model, measure
+from codinet.model import CoDiNet
+from codinet.run_reader import DataInfo
+from codinet.runs import RunFolder, RunWriter
 
 CPU = torch.device("cpu")
 BLOCKS = 9
@@ -96,10 +99,10 @@ def run_folder() -> RunFolder:
     folder = Path(tempfile.mkdtemp(prefix="codinet-attack-explorer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     config = resolve(RunConfig("digits", network=NetworkConfig(arch="resnet20")))
-    run = RunFolder.create(folder, config, DataBrief.of(data()), {})
+    run = RunWriter.create(folder, config, DataInfo.of(data()), {})
     torch.manual_seed(0)
-    model = build_model(config.network, run.data).eval()
-    run.save_results(model, measure(model, data(), CPU))
+    model = CoDiNet(run.data.model_config(config.network)).eval()
+    run.save_results(model, evaluate_test_set(model, data(), CPU))
     keep_map(run, {"index_P": torch.arange(40), "layout_P2": torch.rand(40, 2)})
     return run
 

@@ -25,27 +25,25 @@ from safetensors.numpy import save as pack_arrays
 from tests.attack.harness import Attack
 
 from codinet import files
-from codinet.analysis import Request, RunAnalysis, analysis_of
+from codinet.analysis import Request, RunAnalysis, analyse_run
 from codinet.analysis.features import load_features
-from codinet.analysis.folders import kept_analysis
-from codinet.analysis.result import _digest
+from codinet.analysis.run_analysis import _digest, saved_analysis
 from codinet.cli import main
 from codinet.commands.analyze import _rows as analysis_rows
-from codinet.commands.shared import figures
+from codinet.commands.printing import evaluation_rows
 from codinet.config import RunConfig, resolve
-from codinet.data.digits import load_digits
-from codinet.engines.export import About, export
-from codinet.engines.onnx import OnnxEngine
-from codinet.predict import Predictor
-from codinet.results.record import keep, read_all, record_of
-from codinet.results.render import render
-from codinet.runs import RunFolder
+from codinet.data.npz import load_digits
+from codinet.engines.onnx import ExportInfo, OnnxEngine, export
+from codinet.predictor import Predictor
+from codinet.runs import RunFolder, RunWriter
 from codinet.sweep import Grid, plan
-from codinet.sweep.folder import PLAN, is_finished, keep_plan
-from codinet.zoo.add import add
+from codinet.sweep.sweep_folder import PLAN, is_finished, save_plan
 from codinet.zoo.card import Card
-from codinet.zoo.open_run import open_entry
 from codinet.zoo.shelf import cards
+from codinet.zoo.zoo_run import open_card
+from tools.results.record import make_record, read_records, save_records
+from tools.results.render import render
+from tools.zoo_add import add
 
 CPU = torch.device("cpu")
 NAME = "digits-resnet20-06"
@@ -71,12 +69,12 @@ def base() -> Path:
     shutil.rmtree(folder / "run" / "checkpoints")
     add(RunFolder.open(folder / "digits"), NAME, Path(), device=CPU, into=folder / "zoo")
     run = RunFolder.open(folder / "run")
-    analysis_of(run, Request(Path(), CPU, tsne=False, images=8))
-    keep([record_of(run, ["results", "routing"])], folder / "results")
+    analyse_run(run, Request(Path(), CPU, tsne=False, images=8))
+    save_records([make_record(run, ["results", "routing"])], folder / "results")
     data = run.data
-    export(run.load_model(), folder / "model.onnx", About(data.classes, data.mean, data.std, data.image_shape))
+    export(run.load_model(), folder / "model.onnx", ExportInfo(data.classes, data.mean, data.std, data.image_shape))
     (folder / "sweep").mkdir()
-    keep_plan(folder / "sweep", planned())
+    save_plan(folder / "sweep", planned())
     return folder
 
 
@@ -302,7 +300,7 @@ def run_config(rng: random.Random, folder: Path) -> None:
 def run_figures(rng: random.Random, folder: Path) -> None:
     """evaluation.json, timing.json and metrics.jsonl."""
     run = RunFolder.open(base() / "run")
-    copy_of = RunFolder(folder, run.config, run.data, run.environment)
+    copy_of = RunWriter(folder, run.config, run.data, run.environment)
     name = rng.choice(("evaluation.json", "timing.json", "metrics.jsonl"))
     content = content_of(f"run/{name}")
     if rng.random() < 0.3:
@@ -324,7 +322,7 @@ def run_figures(rng: random.Random, folder: Path) -> None:
     else:
         found = copy_of.load_evaluation()
         assert 0 <= found["accuracy"] <= 100
-        assert figures(found)
+        assert evaluation_rows(found)
         files.to_json(found)
 
 
@@ -351,11 +349,11 @@ def zoo_card(rng: random.Random, folder: Path) -> None:
     (folder / f"{NAME}.json").write_bytes(content)
     card = Card.read(folder / f"{NAME}.json")
     files.to_json(card.content)
-    entry = open_entry(card, folder)
+    entry = open_card(card, folder)
     assert all(math.isfinite(number) and number > 0 for number in entry.data.std)
     assert all(math.isfinite(number) for number in (*entry.data.mean, *card.figures().values()))
     assert card.table().static_macs > 0
-    assert figures(card.figures()) != figures({**card["as_trained"], "n": -1})
+    assert evaluation_rows(card.figures()) != evaluation_rows({**card["as_trained"], "n": -1})
     assert [other.name for other in cards(folder)] == [NAME]
 
 
@@ -364,7 +362,7 @@ def zoo_answers(rng: random.Random, folder: Path) -> None:
     card = changed(json.loads(content_of(f"zoo/{NAME}.json")), rng)
     (folder / f"{NAME}.json").write_bytes(text_of(card))
     os.symlink(base() / "zoo" / f"{NAME}.safetensors", folder / f"{NAME}.safetensors")
-    entry = open_entry(Card.read(folder / f"{NAME}.json"), folder)
+    entry = open_card(Card.read(folder / f"{NAME}.json"), folder)
     answer = Predictor(entry, CPU).predict(picture(rng))
     assert 0 <= answer.confidence <= 1
     files.to_json(answer.summary())
@@ -395,7 +393,7 @@ def zoo_weights(rng: random.Random, folder: Path) -> None:
         files.save_tensors(file, spoilt_tensors(tensors, rng), about)
     card = {**json.loads(content_of(f"zoo/{NAME}.json")), "sha256": files.sha256_of(file)}
     (folder / f"{NAME}.json").write_bytes(text_of(card))
-    entry = open_entry(Card.read(folder / f"{NAME}.json"), folder)
+    entry = open_card(Card.read(folder / f"{NAME}.json"), folder)
     if rng.random() < 0.5:
         assert all(tensor.isfinite().all() for tensor in entry.load_model().state_dict().values())
     else:
@@ -482,21 +480,21 @@ def _spoilt_analysis(rng: random.Random, folder: Path) -> RunFolder:
 
 def analysis_files(rng: random.Random, folder: Path) -> None:
     run = _spoilt_analysis(rng, folder)
-    known = kept_analysis(run)
+    known = saved_analysis(run)
     if known is None:
         return
-    odd = known.misfit(routed=True, images=run.load_evaluation()["n"], classes=10, blocks=9)
+    odd = known.invalid_entry(routed=True, images=run.load_evaluation()["n"], classes=10, blocks=9)
     if odd is None:
         assert analysis_rows([known.figures])
         files.to_json(known.figures)
-    keep([record_of(run, ["routing"])], folder / "results")
-    assert render(read_all(folder / "results"))
+    save_records([make_record(run, ["routing"])], folder / "results")
+    assert render(read_records(folder / "results"))
 
 
 def report_of_files(rng: random.Random, folder: Path) -> None:
     """A whole report of a run with changed metrics, analysis or figures."""
-    from codinet.report.inputs import read_run
-    from codinet.report.write import write_report
+    from codinet.report.build_report import write_report
+    from codinet.report.run_data import read_run
 
     run = _spoilt_analysis(rng, folder) if rng.random() < 0.6 else RunFolder.open(copied("run", folder))
     rows = [changed(row, rng) for row in RunFolder.open(base() / "run").metrics()]
@@ -505,10 +503,10 @@ def report_of_files(rng: random.Random, folder: Path) -> None:
         evaluation = changed(run.load_evaluation(), rng)
         (run.path / "evaluation.json").write_bytes(text_of(evaluation))
     run.require_finished()
-    known = kept_analysis(run)
-    fits = known is not None and known.misfit(routed=True, images=run.load_evaluation()["n"], classes=10, blocks=9)
-    if known is None or fits is not None:
-        return  # it would be made again
+    known = saved_analysis(run)
+    images = run.load_evaluation()["n"]
+    if known is None or known.invalid_entry(routed=True, images=images, classes=10, blocks=9) is not None:
+        return  # it would be computed again
     page = write_report(
         [read_run(run, known, rng.choice(("run", "a$b^$", "日本", "<script>")), "run")], folder / "out"
     ).page
@@ -523,7 +521,7 @@ def result_records(rng: random.Random, folder: Path) -> None:
     # Beside one of a static run, so that rows are compared.
     static = json.loads(content_of(f"results/{file.name}")) | {"method": "static", "name": "static"}
     (folder / "static.json").write_text(json.dumps(static))
-    assert render(read_all(folder)).startswith("# Results")
+    assert render(read_records(folder)).startswith("# Results")
 
 
 def sweep_plan(rng: random.Random, folder: Path) -> None:
@@ -531,7 +529,7 @@ def sweep_plan(rng: random.Random, folder: Path) -> None:
     content = spoilt(content, rng) if rng.random() < 0.2 else text_of(changed(json.loads(content), rng))
     (folder / PLAN).write_bytes(content)
     assert not any(is_finished(folder, run) for run in planned())
-    keep_plan(folder, planned())
+    save_plan(folder, planned())
 
 
 def feature_files(rng: random.Random, folder: Path) -> None:
@@ -575,14 +573,14 @@ def special_files(rng: random.Random, folder: Path) -> None:
                 file.write((2**40).to_bytes(8, "little"))
     elif kind == 5:
         name.symlink_to("/dev/zero")
-    opened = open_entry(Card.read(zoo / f"{NAME}.json"), zoo) if name.parent == zoo else RunFolder.open(run)
+    opened = open_card(Card.read(zoo / f"{NAME}.json"), zoo) if name.parent == zoo else RunFolder.open(run)
     assert opened.load_evaluation()
     opened.metrics()
     opened.load_paths()
     opened.load_model()
     if name.parent == run:
         opened.wall_seconds()
-        kept_analysis(opened)
+        saved_analysis(opened)
 
 
 ATTACKS = [

@@ -20,10 +20,9 @@ from tests.attack.harness import Attack
 from tests.attack.on_data import ODD_VALUES, damaged, place, require_dataset
 
 from codinet.data.dataset import check
-from codinet.data.folder import load_folder, nested
-from codinet.data.images import FORMATS, read_header, read_image
-from codinet.data.quiet import Quiet
-from codinet.data.sources import load, locate
+from codinet.data.image_folder import ignored_folders, load_folder
+from codinet.data.images import FORMATS, Quiet, read_header, read_image
+from codinet.data.loading import load, locate
 from codinet.errors import UserError
 
 UPLOAD_PIXELS = 25_000_000  # the explorer's limit
@@ -269,7 +268,7 @@ def attack_folders(rng: random.Random, folder: Path) -> None:
     size = rng.choice([None, None, 8, 8, 1, 0, 9000] if bad else [None, 8])
     if rng.random() < 0.5:
         require_dataset(check(load_folder(path, image_size=size)))
-        nested(path)
+        ignored_folders(path)
     else:
         require_dataset(load(str(path), folder, image_size=size))
         assert Path(locate(str(path), folder)).is_dir()

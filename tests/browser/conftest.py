@@ -1,4 +1,4 @@
-"""A real Chromium, and pages of it that tell what went wrong on them.
+"""A real Chromium, and pages that record their errors.
 
 Without Playwright or Chromium these tests are skipped and say why; in CI (CI=true), which installs both,
 they fail instead.
@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from codinet.explorer.screenshots import chromium, find_chromium
+from tools.screenshots import chromium, find_chromium
 
 
 @dataclass
 class Watched:
-    """A page and everything on it that should not be."""
+    """A page, its errors, and its requests to other servers."""
 
     page: Any
     errors: list[str] = field(default_factory=list)  # on the console, or thrown
-    strangers: list[str] = field(default_factory=list)  # requests to anybody else
+    strangers: list[str] = field(default_factory=list)  # requests to other servers
 
 
 @pytest.fixture(scope="session")
 def browser_here() -> None:
-    """Skips, or in CI fails, where there is nothing to drive."""
+    """Skips the test, or fails it in CI, if there is no browser."""
     missing = []
     if importlib.util.find_spec("playwright") is None:
         missing.append("Playwright (pip install playwright)")
@@ -48,7 +48,7 @@ def browser(browser_here: None) -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Watched]]:
-    """Open an address in a fresh context; after the test, no page may have had an error or asked elsewhere."""
+    """Opens a URL in a new context. After the test, checks that there were no errors or requests to other servers."""
     visits: list[Watched] = []
     contexts = []
 

@@ -20,7 +20,7 @@ REFUSED = "Failed to load resource: the server responded with a status of 422"
 
 @pytest.fixture(scope="module")
 def run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A copy of the small run, because the explorer keeps its map there."""
+    """A copy of the small run, because the explorer saves its map there."""
     pytest.importorskip("fastapi", reason="the explorer needs the extra codinet[explore]")
     return RunFolder.open(shutil.copytree(finished_run, tmp_path_factory.mktemp("explored") / "run"))
 
@@ -62,7 +62,7 @@ def drop(page: Any, content: bytes, name: str) -> None:
 
 
 def until(page: Any, question: str, arg: Any = None) -> None:
-    """Asked from here: a page that forbids `eval` cannot ask itself again and again."""
+    """Polls from Python, because a page whose policy forbids `eval` cannot poll itself."""
     for _ in range(200):
         if page.evaluate(question, arg):
             return
@@ -85,7 +85,7 @@ def slide(page: Any, value: float) -> None:
 def test_page_opens_with_an_image_its_path_its_neighbours_and_its_map(visit: Callable[..., Any], home: str) -> None:
     page = visit(home).page
     page.locator("#shown").wait_for()
-    assert page.locator("#path .stage").count() == 3
+    assert page.locator("#path .group").count() == 3
     assert page.locator("#path li").count() == 9
     assert page.locator("#chances li").count() == 5
     assert page.locator("#near li").count() == 12
@@ -133,7 +133,7 @@ def test_chosen_file_is_routed(visit: Callable[..., Any], home: str) -> None:
         (lambda: b"just a text", "notes.txt", "not an image"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_sight(
+def test_invalid_files_show_an_error(
     visit: Callable[..., Any], home: str, content: Callable[[], bytes], name: str, sentence: str
 ) -> None:
     watched = visit(home)
@@ -152,14 +152,14 @@ def test_what_cannot_be_read_is_refused_in_sight(
     assert page.get_by_role("alert").count() == 0
 
 
-def test_a_file_of_too_many_bytes_is_not_even_sent(visit: Callable[..., Any], home: str) -> None:
+def test_too_large_files_are_not_sent(visit: Callable[..., Any], home: str) -> None:
     page = visit(home).page
     page.locator("#shown").wait_for()
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.method))
     # Made in the page: ten megabytes take long to get there.
     page.evaluate(DROP.replace("[bytes]", "[new Uint8Array(10_000_001)]"), ["", "long.png"])
-    page.get_by_role("alert").filter(has_text="at most 10 MB").wait_for()
+    page.get_by_role("alert").filter(has_text="the limit is 10 MB").wait_for()
     assert "POST" not in sent
 
 
@@ -175,12 +175,12 @@ def test_slider_changes_path_class_and_cost(visit: Callable[..., Any], home: str
     assert not any(lit(page))
     assert page.locator("#macs").inner_text() != dear
     assert page.locator("#threshold-value").inner_text() == "1.00"
-    page.get_by_role("button", name="Back to 0.5").click()
+    page.get_by_role("button", name="Reset to 0.5").click()
     until(page, "document.getElementById('threshold').value === '0.5'")
 
 
 def test_answers_that_arrive_late_are_dropped(visit: Callable[..., Any], home: str) -> None:
-    """The first of two questions is held back until the second is answered."""
+    """The first of two requests is delayed until the second is answered."""
     page = visit(home).page
     page.locator("#shown").wait_for()
     held = []
@@ -206,8 +206,8 @@ def test_answers_that_arrive_late_are_dropped(visit: Callable[..., Any], home: s
     assert not any(lit(page))
 
 
-def test_a_hundred_questions_at_once_are_answered(visit: Callable[..., Any], home: str) -> None:
-    """The server's memory meanwhile is measured in tests/explorer/test_load.py."""
+def test_a_hundred_requests_at_once(visit: Callable[..., Any], home: str) -> None:
+    """tests/explorer/test_load.py measures the server's memory."""
     page = visit(home).page
     page.locator("#shown").wait_for()
     statuses = page.evaluate(
@@ -222,7 +222,7 @@ def test_a_hundred_questions_at_once_are_answered(visit: Callable[..., Any], hom
     assert statuses == [200] * 100
 
 
-def test_views_are_shown_beside_with_their_differences_marked(visit: Callable[..., Any], home: str) -> None:
+def test_views_mark_differences(visit: Callable[..., Any], home: str) -> None:
     page = visit(home).page
     page.locator("#shown").wait_for()
     for title in ("Mirror", "Rotation", "Upside down", "Random crop"):
@@ -237,7 +237,7 @@ def test_views_are_shown_beside_with_their_differences_marked(visit: Callable[..
     # Of nine places one in nine is the same again, so a few clicks give another picture.
     before = page.locator("#view-picture").get_attribute("src")
     for _ in range(100):
-        page.get_by_role("button", name="Another").click()
+        page.get_by_role("button", name="New sample").click()
         page.wait_for_timeout(150)
         if page.locator("#view-picture").get_attribute("src") != before:
             break
@@ -265,7 +265,7 @@ def test_test_images_are_picked_by_order_class_and_number(visit: Callable[..., A
 
     @contextmanager
     def filled() -> Iterator[None]:
-        """Ends when the thumbnails are those that were asked for."""
+        """Waits until the requested thumbnails are shown."""
         with page.expect_response("**/api/images?*") as answered:
             yield
         wanted = [image["index"] for image in answered.value.json()["images"]]
@@ -307,7 +307,7 @@ LISTEN = """
 """
 
 
-def test_everything_is_reached_and_used_by_keyboard(visit: Callable[..., Any], home: str) -> None:
+def test_keyboard(visit: Callable[..., Any], home: str) -> None:
     page = visit(home).page
     page.locator("#map-status:empty").wait_for(state="attached", timeout=60_000)
     page.locator("#shown").wait_for()
@@ -401,7 +401,7 @@ def test_phone_has_no_sideways_scroll(visit: Callable[..., Any], home: str) -> N
 
 
 def test_light_and_dark_are_readable(visit: Callable[..., Any], home: str) -> None:
-    """Text against its card: a contrast of 4.5 or more, as WCAG AA asks."""
+    """Text has a contrast of at least 4.5, as WCAG AA requires."""
     words, grounds = ["--ink", "--soft", "--accent", "--right", "--wrong", "--mark"], ["--card", "--paper"]
     for scheme in ("light", "dark"):
         page = visit(home, color_scheme=scheme).page

@@ -1,4 +1,4 @@
-"""The README's pictures, taken of a small run."""
+"""The screenshot tool, on a small run."""
 
 import shutil
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from codinet.explorer import screenshots
+from tools import screenshots
 
 
 @pytest.mark.usefixtures("browser_here")
-def test_pictures_of_explorer_and_report(
+def test_screenshots_of_explorer_and_report(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("fastapi", reason="the explorer needs the extra codinet[explore]")

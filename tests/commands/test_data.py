@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from codinet.cli import main
-from codinet.data.official import KNOWN
+from codinet.data.catalogue import KNOWN
 
 Said = pytest.CaptureFixture[str]
 
@@ -16,7 +16,7 @@ def test_known_sets_are_listed_with_their_terms(tmp_path: Path, capsys: Said) ->
     assert all(row["terms"] and row["page"].startswith("http") for row in rows)
 
 
-def test_people_get_a_table(tmp_path: Path, capsys: Said) -> None:
+def test_without_json_a_table_is_printed(tmp_path: Path, capsys: Said) -> None:
     assert main(["data", "list", "--data-root", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in KNOWN)
@@ -26,7 +26,7 @@ def test_list_takes_no_names(capsys: Said) -> None:
     assert main(["data", "list", "cifar10", "svhn"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "codinet: list shows all there are, and does not take 'cifar10 svhn'; leave it out.\n"
+    assert said.err == "codinet: list shows all data sets and takes no names, got 'cifar10 svhn'.\n"
 
 
 def test_the_embedded_digits_verify(capsys: Said) -> None:
@@ -36,7 +36,7 @@ def test_the_embedded_digits_verify(capsys: Said) -> None:
     assert main(["data", "download", "digits"]) == 0
 
 
-def test_what_does_not_verify_is_told_after_the_verdicts(tmp_path: Path, capsys: Said) -> None:
+def test_files_that_do_not_verify_are_an_error_after_the_table(tmp_path: Path, capsys: Said) -> None:
     folder = tmp_path / "svhn"
     folder.mkdir()
     (folder / "train_32x32.mat").write_bytes(b"cut short")
@@ -49,8 +49,11 @@ def test_what_does_not_verify_is_told_after_the_verdicts(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("action", ["download", "verify"])
-@pytest.mark.parametrize(("names", "words"), [([], "Say what to"), (["cifr10"], "perhaps you meant cifar10")])
-def test_a_wrong_name_is_told_at_once(action: str, names: list[str], words: str, capsys: Said) -> None:
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [([], "requires a data set, for example codinet data"), (["cifr10"], "perhaps you meant cifar10")],
+)
+def test_a_wrong_name_is_refused(action: str, names: list[str], words: str, capsys: Said) -> None:
     assert main(["data", action, *names]) == 2
     said = capsys.readouterr()
     assert words in said.err

@@ -84,7 +84,7 @@ def test_other_data_under_the_same_name_is_refused(own_run: Path, tmp_path: Path
     assert "was trained on other data than few holds now" in capsys.readouterr().err
 
 
-def test_other_images_are_seen_as_the_run_saw_its_own_and_leave_its_table_alone(
+def test_other_images_do_not_replace_the_path_table(
     own_run: Path, digits_npz: Path, tmp_path: Path, capsys: Said
 ) -> None:
     with np.load(digits_npz) as arrays:  # darker images to train on, and the same to test on
@@ -97,26 +97,26 @@ def test_other_images_are_seen_as_the_run_saw_its_own_and_leave_its_table_alone(
     assert main(words) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == RunFolder.open(own_run).load_evaluation()
-    assert f"few holds other images now than {own_run} was trained on" in said.err
+    assert f"few has other images now than {own_run} was trained on" in said.err
     assert not (own_run / "paths.safetensors").exists()
     assert main([*words, "--paths", str(tmp_path / "table")]) == 0
     assert (tmp_path / "table").exists()
 
 
-def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(own_run: Path, capsys: Said) -> None:
+def test_a_read_only_run_is_evaluated(own_run: Path, capsys: Said) -> None:
     (own_run / "paths.safetensors").unlink()
     (own_run / "paths.safetensors").mkdir()  # which no file can replace
     words = ["eval", str(own_run), "--device", "cpu", "--json"]
     assert main(words) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == RunFolder.open(own_run).load_evaluation()
-    assert said.err.startswith("codinet: the path table is not kept: Could not write ")
+    assert said.err.startswith("codinet: the path table is not saved: Could not write ")
     assert said.err.count("\n") == 1
     assert main([*words, "--paths", str(own_run / "paths.safetensors")]) == 2
     assert capsys.readouterr().out == ""
 
 
-def test_the_table_is_what_the_network_does(finished_run: Path) -> None:
+def test_the_path_table_holds_the_decisions_of_the_network(finished_run: Path) -> None:
     folder = RunFolder.open(finished_run)
     paths, found = folder.load_paths(), folder.load_evaluation()
     assert paths.path_TN.sum(dim=1).double().mean().item() == pytest.approx(found["mean_blocks"])
@@ -124,7 +124,7 @@ def test_the_table_is_what_the_network_does(finished_run: Path) -> None:
     assert len(torch.unique(paths.path_TN, dim=0)) == found["distinct_paths"]
 
 
-def test_a_curve_is_the_same_network_at_many_thresholds(own_run: Path, tmp_path: Path, capsys: Said) -> None:
+def test_a_curve_evaluates_one_network_at_several_thresholds(own_run: Path, tmp_path: Path, capsys: Said) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "curve.png"
     found = evaluated(capsys, own_run, "--curve", "1", "0", "--plot", str(picture))
@@ -150,7 +150,7 @@ def test_a_budget_is_met_without_training(own_run: Path, capsys: Said) -> None:
     again = evaluated(capsys, own_run, "--threshold", repr(low["threshold"]))  # which is told, for every other verb
     assert {key: again[key] for key in ("accuracy", "macs")} == {key: low[key] for key in ("accuracy", "macs")}
     assert main(["eval", str(own_run), "--device", "cpu", "--budget", "0.8"]) == 0
-    assert "asked for" in capsys.readouterr().out
+    assert "budget" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_a_budget_is_met_without_training(own_run: Path, capsys: Said) -> None:
     [
         (["--budget", "0.5", "0"], "budget must be a finite number above 0 and of at most 1, got 0.0"),
         (["--curve", "0.5", "2"], "--curve must be a number from 0 to 1, got 2"),
-        (["--plot", "curve.png"], "--plot draws a curve; add --curve or --budget"),
+        (["--plot", "curve.png"], "--plot requires --curve or --budget"),
     ],
 )
-def test_a_curve_that_cannot_be(finished_run: Path, capsys: Said, words: list[str], sentence: str) -> None:
+def test_an_invalid_curve_is_refused(finished_run: Path, capsys: Said, words: list[str], sentence: str) -> None:
     assert main(["eval", str(finished_run), *words]) == 2
     assert sentence in capsys.readouterr().err

@@ -21,7 +21,7 @@ def _verb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["routed", "masked", "static"])
-def test_a_run_becomes_a_file(
+def test_every_kind_is_exported(
     kind: str, finished_run: Path, tmp_path: Path, few: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "model.onnx"
@@ -49,7 +49,7 @@ def test_a_path_makes_it_static(finished_run: Path, tmp_path: Path, capsys: pyte
     assert OnnxEngine(file).about["path"] == [1, 0] * 4 + [1]
 
 
-def test_without_its_data_random_images_must_do(
+def test_without_the_data_random_images_are_checked(
     own_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = json.loads((own_run / "config.json").read_text())
@@ -67,14 +67,14 @@ def test_without_its_data_random_images_must_do(
         (["--out", "model.pt"], ".onnx"),
         (["--out", "m.onnx", "--path", "10102"], "--path must have one digit per block"),
         (["--out", "m.onnx", "--path", "101"], "9 digits"),
-        (["--out", "m.onnx", "--path", "101010101", "--kind", "masked"], "static file only"),
+        (["--out", "m.onnx", "--path", "101010101", "--kind", "masked"], "path is for the kind static"),
         (["--out", "m.onnx", "--threshold", "7"], "--threshold must be a number from 0 to 1"),
-        (["--out", "m.onnx", "--opset", "3"], "Opset 3"),
+        (["--out", "m.onnx", "--opset", "3"], "opset must be from 13 to 22, got 3"),
         (["--out", "m.onnx", "--kind", "dynamic"], "--kind"),
         (["--out", "nowhere/m.onnx"], "Could not write"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_arguments_are_refused(
     words: list[str],
     said: str,
     finished_run: Path,

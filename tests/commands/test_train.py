@@ -2,23 +2,27 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from codinet.cli import main, parse
-from codinet.commands.train import Args, defaults
-from codinet.data import memory
+from codinet.commands.train import Args, config_from
+from codinet.config import RunConfig, flag_of, flat, to_dict
+from codinet.data import free_memory
+from codinet.presets import PRESETS
 from codinet.runs import RunFolder
+from codinet.train.distributed import WAIT_MINUTES
 
 Said = pytest.CaptureFixture[str]
 Words = Callable[..., list[str]]
 EVAL_KEYS = {"accuracy", "macs", "paper_gmaccs", "cost_share", "mean_blocks", "distinct_paths", "path_entropy", "n"}
 
 
-def flags(*words: str) -> Args:
-    return parse(Args, list(words), prog="codinet train", default=defaults(list(words)))
+def config_of(*words: str) -> RunConfig:
+    return config_from(parse(Args, list(words), prog="codinet train"))
 
 
 def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(
@@ -32,8 +36,10 @@ def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(
     assert "Training resnet20 on few" in said.err
 
 
-def test_people_get_a_table(tmp_path: Path, train_words: Words, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # so that the folder's name is short and is not broken in two
+def test_without_json_a_table_is_printed(
+    tmp_path: Path, train_words: Words, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # so that the folder's name is short
     assert main(train_words(Path("run [1]"))) == 0
     said = capsys.readouterr().out
     assert "run [1] on the 40 test images" in " ".join(said.split())
@@ -87,9 +93,7 @@ def test_every_router_trains_and_resumes(tmp_path: Path, train_words: Words, rou
     assert main([*words, "--resume"]) == 0
 
 
-def test_without_a_folder_the_run_is_named_after_what_it_is(
-    tmp_path: Path, train_words: Words, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_run_folder(tmp_path: Path, train_words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = train_words(Path("x"), "--no-routed", "--seed", "3")
     place = words.index("--out")
@@ -97,40 +101,80 @@ def test_without_a_folder_the_run_is_named_after_what_it_is(
     assert RunFolder.open(Path("runs/few-resnet20-static-seed3")).finished
 
 
-def test_flags_replace_a_presets_values_one_by_one() -> None:
-    args = flags("digits", "--preset", "demo", "--epochs", "3")
-    assert (args.network.arch, args.losses.budget) == ("resnet20", 0.6)
-    assert (args.schedule.epochs, args.schedule.finetune) == (3, 6)
-    assert flags("digits", "--preset=quick").losses.alpha == 1.0
-    assert flags("digits").schedule.epochs == 250
-
-
-@pytest.mark.parametrize("word", ["--no-routed", "--no_routed"])
-def test_the_static_form_of_a_preset_has_no_budget_unless_it_is_stated(word: str) -> None:
-    args = flags("digits", "--preset", "demo", word)
-    assert (args.network.routed, args.network.arch, args.losses.budget) == (False, "resnet20", None)
-    assert flags("digits", "--preset", "demo", word, "--budget", "0.5").losses.budget == 0.5
-
-
 @pytest.mark.parametrize(
-    ("words", "compile", "amp"),
-    [([], False, False), (["--compile"], True, False), (["--amp"], False, True)],
+    ("words", "changes"),
+    [
+        ("", {}),
+        ("--epochs 3 --arch resnet110 --seed 7", {"epochs": 3, "arch": "resnet110", "seed": 7}),
+        ("--epochs 3 --epochs 4", {"epochs": 4}),
+        ("--budget 0.4 --m-d=0.7", {"budget": 0.4, "m_d": 0.7}),
+        ("--gamma 1e-3 --budget None", {"gamma": 1e-3, "budget": None}),
+        ("--batch None --finetune None", {"batch": None, "finetune": None}),
+        ("--milestones 0.2 0.5 --schedule multistep", {"milestones": [0.2, 0.5], "schedule": "multistep"}),
+        ("--milestones", {"milestones": []}),
+        (
+            "--teacher t --distill 0.7 --start s --start-sha256 1f",
+            {"teacher": "t", "distill": 0.7, "start": "s", "start_sha256": "1f"},
+        ),
+        ("--watch train --holdout 5 --image-size 64", {"watch": "train", "holdout": 5, "image_size": 64}),
+        ("--no-routed", {"routed": False, "budget": None, "gamma": None}),
+        ("--no_routed --budget 0.5", {"routed": False, "budget": 0.5}),
+        ("--no-routed --routed", {}),
+    ],
 )
-def test_nothing_is_compiled_on_a_cpu_unless_asked(words: list[str], compile: bool, amp: bool) -> None:
-    args = flags("digits", "--device", "cpu", *words)
-    assert (args.compile, args.amp) == (compile, amp)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_flags_replace_values_of_the_preset(preset: str, words: str, changes: dict[str, Any]) -> None:
+    config = config_of("digits", "--preset", preset, *words.split())
+    assert flat(to_dict(config)) == flat(to_dict(PRESETS[preset]("digits"))) | changes
 
 
-def test_a_run_goes_on_with_the_same_words_and_resume(
+def test_the_default_preset_is_the_papers() -> None:
+    assert config_of("digits") == PRESETS["paper"]("digits")
+    assert config_of("digits", "--preset", "demo", "--preset=quick") == PRESETS["quick"]("digits")
+
+
+def test_an_unknown_preset_is_refused(capsys: Said) -> None:
+    assert main(["train", "digits", "--preset", "bst"]) == 2
+    assert "Unknown preset 'bst' (perhaps you meant best)" in capsys.readouterr().err
+
+
+def test_help_shows_the_defaults_of_every_preset(capsys: Said) -> None:
+    assert main(["train", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "(default: 250; best: 40; quick, demo: 30)" in words
+    assert "(default: 0.6 0.8)" in words
+    assert "elsewhere. (best: 512)" in words
+
+
+def test_every_setting_is_a_documented_flag(capsys: Said) -> None:
+    assert main(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    settings = set(flat(to_dict(RunConfig("")))) - {"source"}
+    assert [name for name in settings if f" {flag_of(name)} " not in text.replace(",", " ")] == []
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], (None, None)), (["--compile", "--no-amp"], (True, False))])
+def test_flags_that_depend_on_the_device_are_undecided_unless_given(
+    words: list[str], expected: tuple[bool | None, bool | None]
+) -> None:
+    args = parse(Args, ["digits", *words], prog="codinet train")
+    assert (args.compile, args.amp) == expected
+
+
+def test_the_help_states_how_long_processes_wait() -> None:
+    assert Args.wait_minutes == WAIT_MINUTES
+
+
+def test_resume_continues_a_run_or_starts_it(
     tmp_path: Path, train_words: Words, finished_run: Path, capsys: Said
 ) -> None:
     assert main(train_words(finished_run, "--resume")) == 0
     said = capsys.readouterr()
     assert "already finished" in said.err
-    assert main(train_words(tmp_path / "new", "--resume")) == 0  # where there is none, it is begun
+    assert main(train_words(tmp_path / "new", "--resume")) == 0  # a run that does not exist is started
 
 
-def test_a_run_on_own_data_is_measured_and_goes_on_from_anywhere(
+def test_a_run_on_own_data_works_from_any_folder(
     tmp_path: Path, train_words: Words, digits_npz: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project, run = tmp_path / "project", tmp_path / "project" / "run"
@@ -142,7 +186,7 @@ def test_a_run_on_own_data_is_measured_and_goes_on_from_anywhere(
     assert str(tmp_path) not in json.dumps(RunFolder.open(run).recipe())
     monkeypatch.chdir("/")
     assert main(["eval", str(run), "--device", "cpu"]) == 0
-    # All of it is moved.
+    # Move run and data.
     project.rename(tmp_path / "moved")
     run = tmp_path / "moved" / "run"
     monkeypatch.chdir(tmp_path / "moved")
@@ -151,11 +195,11 @@ def test_a_run_on_own_data_is_measured_and_goes_on_from_anywhere(
     monkeypatch.chdir("/")
     capsys.readouterr()
     assert main(["eval", str(run), "--device", "cpu"]) == 2
-    assert "mine.npz here or under data; check the path, or point --data-root" in capsys.readouterr().err
+    assert "mine.npz here or under data; check the path, or set --data-root" in capsys.readouterr().err
     assert main(["eval", str(run), "--device", "cpu", "--data-root", str(tmp_path / "moved")]) == 0
 
 
-def test_a_run_from_before_paths_were_absolute_goes_on(
+def test_a_run_with_a_relative_path_to_its_data_continues(
     own_run: Path, train_words: Words, digits_npz: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = json.loads((own_run / "config.json").read_text())
@@ -171,40 +215,38 @@ def test_a_run_from_before_paths_were_absolute_goes_on(
     assert "source was few.npz, now digits" in capsys.readouterr().err
 
 
-def test_data_that_are_found_elsewhere_are_told_of(
-    tmp_path: Path, train_words: Words, digits_npz: Path, capsys: Said
-) -> None:
+def test_data_found_elsewhere_are_reported(tmp_path: Path, train_words: Words, digits_npz: Path, capsys: Said) -> None:
     assert main(train_words(tmp_path / "run", "--data-root", str(digits_npz.parent), source="gone/few.npz")) == 0
-    assert f"codinet: there is no gone/few.npz; the images are those of {digits_npz}.\n" in capsys.readouterr().err
+    assert f"codinet: gone/few.npz does not exist; using {digits_npz}.\n" in capsys.readouterr().err
     assert RunFolder.open(tmp_path / "run").config.source == str(digits_npz)
 
 
-def test_images_in_folders_inside_a_class_are_told_of(tmp_path: Path, train_words: Words, capsys: Said) -> None:
+def test_images_in_folders_inside_a_class_are_reported(tmp_path: Path, train_words: Words, capsys: Said) -> None:
     folder = picture_folder(tmp_path / "pictures")
     for name in ("dark", "light"):
         shutil.copytree(folder / name, tmp_path / "copy")
         (tmp_path / "copy").rename(folder / name / "more")
     assert main(train_words(tmp_path / "run", "--batch", "8", source=folder)) == 0
     said = capsys.readouterr().err
-    assert f"codinet: images in {folder / 'dark' / 'more'} and 1 folder more are not read; " in said
+    assert f"codinet: images in {folder / 'dark' / 'more'} and 1 more folder are not read; " in said
     assert RunFolder.open(tmp_path / "run").load_evaluation()["n"] == 4
 
 
 @pytest.mark.parametrize("side", ["8", "16"])
-def test_a_square_that_would_blank_whole_images_is_refused(
+def test_a_cutout_as_large_as_the_images_is_refused(
     tmp_path: Path, train_words: Words, capsys: Said, side: str
 ) -> None:
     assert main(train_words(tmp_path / "run", "--cutout", side)) == 2
     said = capsys.readouterr().err
-    assert f"--cutout {side} is a square as large as the images of few, which are 8×8; use less than 8." in said
+    assert f"--cutout must be below 8 for the images of few, which are 8×8, got {side}." in said
     assert not (tmp_path / "run").exists()
     assert main(train_words(tmp_path / "run", "--cutout", "7")) == 0
 
 
-def test_steps_that_no_memory_holds_are_refused(
+def test_steps_that_do_not_fit_into_memory_are_refused(
     tmp_path: Path, train_words: Words, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
+    monkeypatch.setattr(free_memory, "available_bytes", lambda: 2**30)
     folder = picture_folder(tmp_path / "pictures")
     assert main(train_words(tmp_path / "run", "--image-size", "1024", source=folder)) == 2
     assert (
@@ -213,8 +255,8 @@ def test_steps_that_no_memory_holds_are_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_flags_that_only_routing_uses_are_told_of_without_it(tmp_path: Path, train_words: Words, capsys: Said) -> None:
+def test_flags_without_effect_are_reported(tmp_path: Path, train_words: Words, capsys: Said) -> None:
     assert main(train_words(tmp_path / "run", "--no-routed", "--router", "cnn", "--m-d", "0.7")) == 0
-    assert "--no-routed leaves no routers, so --router, --m-d will change nothing.\n" in capsys.readouterr().err
-    assert main(train_words(tmp_path / "preset", "--no-routed", "--preset", "quick")) == 0
-    assert "change nothing" not in capsys.readouterr().err
+    assert "these flags have no effect with --no-routed: --router, --m-d, --finetune.\n" in capsys.readouterr().err
+    assert main(train_words(tmp_path / "preset", "--no-routed", "--preset", "quick", "--finetune", "0")) == 0
+    assert "no effect" not in capsys.readouterr().err

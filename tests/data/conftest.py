@@ -17,7 +17,7 @@ CIFAR10_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog",
 
 
 def cifar_rows(seed: int, rows: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random images (rows, 3072) and labels that take turns."""
+    """Return random images (rows, 3072) and labels that cycle through the classes."""
     pixels = np.random.default_rng(seed).integers(0, 256, (rows, 3072), dtype=np.uint8)
     return pixels, np.arange(seed, seed + rows) % number
 
@@ -136,7 +136,7 @@ def mat() -> tuple[Callable[..., bytes], Callable[..., bytes]]:
 
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Callable[..., Path]:
-    """A folder of `per_class` PNGs for each class, each of its own grey level or colour."""
+    """A folder of `per_class` PNGs for each class, all of different grey levels or colours."""
 
     def write(
         where: str = "pictures",
@@ -159,7 +159,7 @@ def image_folder(tmp_path: Path) -> Callable[..., Path]:
 
 @dataclass
 class WebServer:
-    """What the server gives and how it misbehaves; tests change it between requests."""
+    """The files and the faults of the server; tests change them between requests."""
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -205,7 +205,7 @@ def web_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, *arguments: object) -> None:
-            """A client that hangs up is part of the tests, not news."""
+            """Ignore clients that close the connection, as some tests do."""
 
     server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True)

@@ -20,10 +20,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from codinet.data import memory
-from codinet.data.folder import load_folder
-from codinet.data.lazy import LazyImages
-from codinet.data.stream import Stream
+from codinet.data import free_memory
+from codinet.data.batches import Stream
+from codinet.data.dataset import LazyImages
+from codinet.data.image_folder import load_folder
 
 BATCH = 32
 ROUNDS = 5
@@ -70,7 +70,7 @@ def rate(batches: Iterable[object], images: int) -> float:
 def compare(folder: Path, size: int, cores: Sequence[int]) -> tuple[float, float, float]:
     """Images per second of the stream and of DataLoader, and the median of their ratios."""
     os.sched_setaffinity(0, cores)
-    with mock.patch.object(memory, "available_bytes", return_value=0):  # as for a folder larger than memory
+    with mock.patch.object(free_memory, "available_bytes", return_value=0):  # as for a folder larger than memory
         dataset = load_folder(folder, image_size=size)
     images = dataset.train.images_NCHW
     assert isinstance(images, LazyImages)

@@ -65,7 +65,7 @@ def test_a_complete_layout_wins_over_a_broken_one(
     assert len(load_cifar10(tmp_path).train) == 15
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_no_files_found(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not found under .*codinet data download cifar10"):
         load_cifar10(tmp_path)
 
@@ -77,7 +77,7 @@ def test_a_missing_file_is_named(tmp_path: Path, cifar10_binary: Callable[..., A
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\0" * 3074])
-def test_a_truncated_file_is_named_with_what_was_expected(
+def test_a_truncated_file_is_named_with_the_expected_size(
     tmp_path: Path, cifar10_binary: Callable[..., Any], content: bytes
 ) -> None:
     (cifar10_binary(tmp_path) / "data_batch_2.bin").write_bytes(content)

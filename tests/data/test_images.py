@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from codinet.data.images import Header, read_header, read_image
-from codinet.data.quiet import Quiet
+from codinet.data import images
+from codinet.data.images import Header, Quiet, read_header, read_image
 from codinet.errors import UserError
-from codinet.predict import image_files
+from codinet.predictor import image_files
 
 SAVED_AS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
@@ -137,7 +137,7 @@ def test_damaged_metadata_does_not_matter() -> None:
     assert read_image(content, channels=3, size=None).shape == (3, 30, 40)
 
 
-def test_resizing_covers_then_cuts_the_centre() -> None:
+def test_resizing_covers_then_crops_the_centre() -> None:
     # Left third black, middle grey, right white: a square cut keeps the middle.
     strip = np.repeat(np.array([[0] * 10 + [100] * 10 + [255] * 10], dtype=np.uint8), 10, axis=0)
     read = read_image(encoded(Image.fromarray(strip)), channels=1, size=(5, 5))
@@ -185,7 +185,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"<svg/>", b"%PDF-1.4", b"MZ" * 99])
-def test_what_is_not_an_image(content: bytes) -> None:
+def test_other_files_are_not_images(content: bytes) -> None:
     with pytest.raises(UserError, match="the upload is"):
         read_image(content, channels=3, size=None)
 
@@ -196,7 +196,7 @@ def test_other_formats_are_not_even_tried() -> None:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG whose header promises that many pixels, and no more than a header."""
+    """A PNG that consists of a header with that many pixels."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -257,7 +257,7 @@ def test_tiff_files_written_here_can_be_read() -> None:
     ids=["tile", "strips", "comments", "exif", "chunks"],
 )
 def test_a_small_file_takes_little_time_and_memory(content: bytes, words: str) -> None:
-    with pytest.raises(UserError, match=f"the upload is damaged or cut short .{words}"):
+    with pytest.raises(UserError, match=f"the upload is damaged or truncated .{words}"):
         read_image(content, channels=3, size=(32, 32))
 
 
@@ -287,7 +287,7 @@ def test_text_and_unusual_depths_give_what_pillow_gives(kind: str, highest: int,
 
 def test_the_limit_can_be_chosen() -> None:
     assert read_image(encoded(noise()), channels=3, size=None, max_pixels=1200).shape == (3, 30, 40)
-    with pytest.raises(UserError, match="40×30 pixels, where at most 1,199"):
+    with pytest.raises(UserError, match="40×30 pixels; images may have at most 1,199"):
         read_image(encoded(noise()), channels=3, size=None, max_pixels=1199)
     wrong: Any
     for wrong in (0, -1, 1e9, None):
@@ -302,7 +302,7 @@ def test_missing_files_folders_and_channels(tmp_path: Path) -> None:
         read_image(tmp_path, channels=3, size=None)
     wrong: Any
     for wrong in (4, True, 3.0, None):
-        with pytest.raises(UserError, match=f"1 or 3 channels, not {wrong}"):
+        with pytest.raises(UserError, match=f"channels must be 1 or 3, got {wrong}"):
             read_image(encoded(noise()), channels=wrong, size=None)
     for wrong in ((8,), (8, 8, 8), [8, 8], 8):
         with pytest.raises(UserError, match=r"the size of an image must be \(height, width\), got"):
@@ -315,7 +315,7 @@ def test_missing_files_folders_and_channels(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"must be at most 64,000,000 pixels, got \(8001, 8000\)"):
         read_image(encoded(noise()), channels=3, size=(8001, 8000))
     for wrong in ("picture.png", None, 7):
-        with pytest.raises(UserError, match=r"an image is a pathlib\.Path or the bytes of a file, not"):
+        with pytest.raises(UserError, match=r"An image must be a pathlib\.Path or the bytes of a file, got"):
             read_image(wrong, channels=3, size=None)
 
 
@@ -346,7 +346,7 @@ def test_pipes_devices_and_huge_files_are_refused_at_once(tmp_path: Path) -> Non
     with (tmp_path / "huge.webp").open("wb") as file:
         file.write(b"RIFF\xff\xff\xff\xffWEBPVP8L")
         file.truncate(2**40)
-    with pytest.raises(UserError, match=r"huge\.webp is too large: image files have at most 1,073,741,824 bytes"):
+    with pytest.raises(UserError, match=r"huge\.webp is too large: image files may have at most 1,073,741,824 bytes"):
         read_image(tmp_path / "huge.webp", channels=3, size=None)
 
 
@@ -424,3 +424,19 @@ def test_overlapping_threads_do_not_silence_warnings_for_good() -> None:
         warnings.warn("still an error", stacklevel=1)
     with Quiet(), Quiet():
         warnings.warn("ignored", stacklevel=1)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_small_files_are_read_like_large_ones(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded(noise(), kind)
+    (tmp_path / "image").write_bytes(content)
+    small = [read_image(source, channels=3, size=(9, 7)) for source in (tmp_path / "image", content)]
+    monkeypatch.setattr(images, "_MAX_READS", len(content) - 1)
+    large = [read_image(source, channels=3, size=(9, 7)) for source in (tmp_path / "image", content)]
+    assert all(torch.equal(image, small[0]) for image in small + large)
+
+
+def test_errors_keep_their_cause(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be opened") as missing:
+        read_image(tmp_path / "none.png", channels=3, size=None)
+    assert isinstance(missing.value.__cause__, FileNotFoundError)

@@ -60,7 +60,7 @@ def test_crop_flip_is_pad_cut_mirror(batch: int, channels: int, height: int, wid
         assert torch.equal(result[index], wanted)
 
 
-def test_views_of_an_image_stand_together() -> None:
+def test_views_of_an_image_are_adjacent() -> None:
     images = torch.arange(1.0, 4.0)[:, None, None, None].expand(3, 2, 5, 5)
     result = random_views(images, 4, pad=2, flip=True)
     assert result.shape == (12, 2, 5, 5)
@@ -180,7 +180,7 @@ def test_wrong_arguments_of_normalise(images: Any, mean: Any, std: Any, words: s
         normalise(images, mean, std)
 
 
-def test_the_checks_compile_to_nothing() -> None:
+def test_random_views_compile_without_graph_breaks() -> None:
     torch.manual_seed(0)
     wanted = random_views(IMAGES + 1, 2, pad=1, flip=True, blank=1)
     compiled = torch.compile(random_views, backend="eager", fullgraph=True)
@@ -189,7 +189,7 @@ def test_the_checks_compile_to_nothing() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_can_be_recorded_in_a_cuda_graph() -> None:
+def test_can_be_captured_in_a_cuda_graph() -> None:
     images = torch.randn(4, 3, 8, 8, device="cuda")
     random_views(images, 2, pad=1, flip=True)
     torch.cuda.synchronize()

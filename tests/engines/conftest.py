@@ -1,4 +1,4 @@
-"""Networks to run engines on, and what it means that two outputs are equal."""
+"""Networks for engines, and when two outputs count as equal."""
 
 import functools
 from collections.abc import Callable
@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from codinet.bench.drawn import settle, with_run_rate
-from codinet.model import RoutedNetwork, create_model
+from codinet.bench.run_rate import settle, with_run_rate
+from codinet.create import create_model
+from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 
 
@@ -18,7 +19,7 @@ def images() -> torch.Tensor:
 
 @pytest.fixture(scope="session")
 def network(images: torch.Tensor) -> Callable[..., RoutedNetwork]:
-    """A network whose blocks are each run by the wished share of `images`; the same one for the same wish."""
+    """A network whose blocks are each run by the given fraction of `images`; cached."""
     made: dict[tuple[str, str, float], RoutedNetwork] = {}
 
     def make(arch: str = "resnet20", router: str = "fc", run_rate: float = 0.5) -> RoutedNetwork:
@@ -33,12 +34,12 @@ def network(images: torch.Tensor) -> Callable[..., RoutedNetwork]:
 
 @pytest.fixture(scope="session")
 def of_registry() -> Callable[[str], tuple[RoutedNetwork, torch.Tensor, RoutedOutput]]:
-    """A network by name, half of whose blocks are run, a few images, and what it says of them."""
+    """A network by name that runs half of its blocks, a few images, and its output for them."""
 
     @functools.cache
     def make(arch: str) -> tuple[RoutedNetwork, torch.Tensor, RoutedOutput]:
         torch.manual_seed(1)
-        # Large enough that the last stage has places to take statistics over.
+        # Large enough that BatchNorm has several positions in the last group.
         images = torch.randn(4, 3, 96, 96) if arch in ("resnet50", "resnet101") else torch.randn(4, 3, 32, 32)
         model = with_run_rate(settle(create_model(arch, num_classes=7), images), images, 0.5)
         with torch.no_grad():
@@ -49,7 +50,7 @@ def of_registry() -> Callable[[str], tuple[RoutedNetwork, torch.Tensor, RoutedOu
 
 @pytest.fixture(scope="session")
 def assert_same() -> Callable[..., None]:
-    """Equal paths, and figures equal to 1e-5 of their own size."""
+    """Equal paths, and logits and scores equal to 1e-5 of their own scale."""
 
     def check(output: RoutedOutput, reference: RoutedOutput, *, tolerance: float = 1e-5) -> None:
         assert torch.equal(output.path_BN, reference.path_BN)

@@ -1,4 +1,4 @@
-"""The graph engine gives what the network itself gives; on the CPU its kernels are interpreted, so images are small."""
+"""The graph engine reproduces the network's output. On the CPU its kernels are interpreted, so images are small."""
 
 import copy
 import threading
@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codinet import kernels
-from codinet.bench.contest import contestants, pick_engines
-from codinet.bench.drawn import settle, with_run_rate
+from codinet.bench.engine_speed import contestants, pick_engines
+from codinet.bench.run_rate import settle, with_run_rate
+from codinet.create import create_model
 from codinet.engines.choose import has_graph
 from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.errors import UserError
-from codinet.kernels.stage_tuning import SMALL, Cut, Tuning, tunings_for, uniform
-from codinet.model import RoutedNetwork, create_model
+from codinet.kernels.network.network_tuning import SMALL, Cut, Tuning, tunings_for, uniform
+from codinet.model import RoutedNetwork
 from codinet.relaxation import hard
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -35,7 +36,7 @@ def images() -> torch.Tensor:
 
 
 class Adopted(RoutedNetwork):
-    """Whose blocks could be anything."""
+    """A network with unknown blocks."""
 
     routers = None
 
@@ -118,9 +119,9 @@ def test_a_forced_path_and_a_threshold_are_forgotten(
 
 @pytest.mark.parametrize("form", ["taps", "rows", "pairs"])
 def test_every_form_of_convolution(form: str, model: RoutedNetwork, images: torch.Tensor, assert_same: Same) -> None:
-    # As in the table, the widest stage goes by taps: in float32 its pairs need 409,600 bytes of shared memory.
-    cut = Cut(form, 16, stages=2)  # type: ignore[arg-type]
-    tuning = Tuning((cut, cut, Cut("taps", 16, stages=2)))
+    # As in the table, the widest group uses taps: in float32 its pairs need 409,600 bytes of shared memory.
+    cut = Cut(form, 16, pipeline_depth=2)  # type: ignore[arg-type]
+    tuning = Tuning((cut, cut, Cut("taps", 16, pipeline_depth=2)))
     compare(GraphEngine(model, device=DEVICE, tuning=tuning), model, images[1:2], assert_same)
 
 
@@ -128,9 +129,10 @@ def test_every_form_of_convolution(form: str, model: RoutedNetwork, images: torc
 def test_a_tuning_that_the_device_cannot_run_is_refused_before_launch(
     model: RoutedNetwork, images: torch.Tensor
 ) -> None:
-    engine = GraphEngine(model, device=DEVICE, dtype=torch.bfloat16, tuning=uniform(Cut("taps", 256, stages=8), 3))
+    too_large = uniform(Cut("taps", 256, pipeline_depth=8), 3)
+    engine = GraphEngine(model, device=DEVICE, dtype=torch.bfloat16, tuning=too_large)
     sentence = r"network_kernel needs [\d,]+ bytes of shared memory per program, and the device has [\d,]+"
-    for ask in (engine, engine.within):
+    for ask in (engine, engine.launch_for):
         with pytest.raises(UserError, match=sentence):
             ask(images[:1].to(DEVICE))
     torch.cuda.synchronize()  # nothing was launched, so nothing failed
@@ -195,7 +197,7 @@ def test_only_a_few_shapes_are_kept(engine: GraphEngine) -> None:
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter is not made for threads")
-def test_callers_take_turns(engine: GraphEngine, images: torch.Tensor) -> None:
+def test_threads_take_turns(engine: GraphEngine, images: torch.Tensor) -> None:
     single = [engine(image[None].to(DEVICE)).logits_BK for image in images]
     found: dict[int, torch.Tensor] = {}
 
@@ -212,11 +214,11 @@ def test_callers_take_turns(engine: GraphEngine, images: torch.Tensor) -> None:
     assert all(torch.equal(found[place], one) for place, one in enumerate(single))
 
 
-def test_what_it_cannot_hold_is_refused(images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_does_not_support_is_rejected(images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[tuple[RoutedNetwork, str]] = [
         (create_model("resnet50"), "basic blocks"),
-        (create_model("resnet20", router="rnn"), "takes FC routers only"),
-        (create_model("resnet20", router="cnn"), "takes FC routers only"),
+        (create_model("resnet20", router="rnn"), "supports fc routers only"),
+        (create_model("resnet20", router="cnn"), "supports fc routers only"),
         (Adopted(), "adopted"),
     ]
     for network, said in refused:
@@ -226,12 +228,12 @@ def test_what_it_cannot_hold_is_refused(images: torch.Tensor, monkeypatch: pytes
         ({"dtype": torch.float64}, "float64"),
         ({"threshold": float("nan")}, "threshold must be a finite number from 0 to 1, got nan"),
         ({"tuning": "fast"}, "tuning must be a Tuning"),
-        ({"tuning": uniform(SMALL, 2)}, "a cut for each of the 3 stages"),
-        ({"device": "abacus"}, "no device 'abacus'"),
+        ({"tuning": uniform(SMALL, 2)}, "needs 3 cuts"),
+        ({"device": "abacus"}, "Unknown device 'abacus'"),
     ):
         with pytest.raises(UserError, match=said):
             GraphEngine(create_model("resnet20"), **{"device": DEVICE, **words})  # type: ignore[arg-type]
-    # Beside a GPU there is no interpreter to refuse it.
+    # With a GPU the interpreter is off.
     with pytest.raises(UserError, match="float32 or float16" if DEVICE == CPU else "needs a CUDA device"):
         GraphEngine(create_model("resnet20"), device=CPU, dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "available", lambda _device: False)
@@ -250,7 +252,7 @@ def test_a_static_engine_takes_a_network_with_any_router(router: str, images: to
     torch.testing.assert_close(output.logits_BK.cpu(), reference.logits_BK, atol=1e-5, rtol=1e-5)
 
 
-def test_asking_whether_a_network_fits_does_not_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_not_does_not_copy_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     model = create_model("resnet20")
 
     def refuse(*_args: object) -> None:
@@ -261,12 +263,12 @@ def test_asking_whether_a_network_fits_does_not_copy_it(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("path", [torch.ones(8), torch.full((9,), 2), [1] * 9, torch.full((9,), float("nan"))])
-def test_a_static_path_that_is_none_is_refused(path: Any) -> None:
-    with pytest.raises(UserError, match=r"path must be a tensor of numbers, 9|A path holds 0 or 1 for each block"):
+def test_an_invalid_static_path_is_rejected(path: Any) -> None:
+    with pytest.raises(UserError, match=r"path must be a tensor of numbers, 9|path must have a 0 or 1 for each block"):
         StaticGraphEngine(create_model("resnet20"), path=path, device=DEVICE)
 
 
-def test_nobody_chooses_the_interpreter() -> None:
+def test_the_interpreter_is_never_chosen() -> None:
     assert not has_graph(create_model("resnet20"), CPU)
 
 
@@ -276,7 +278,7 @@ def test_which_engines_a_bench_runs_on_a_gpu() -> None:
         assert pick_engines((), batch, create_model("resnet20"), gpu) == ["masked", "gather", "graph"]
         assert pick_engines((), batch, create_model("resnet20", router="rnn"), gpu) == ["masked", "gather"]
     assert pick_engines((), 1, create_model("resnet20", routed=False), gpu) == []
-    with pytest.raises(UserError, match="FC routers"):
+    with pytest.raises(UserError, match="fc routers"):
         pick_engines(("graph",), 1, create_model("resnet20", router="rnn"), gpu)
 
 

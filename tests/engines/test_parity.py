@@ -1,4 +1,4 @@
-"""Every engine gives what the network itself gives."""
+"""Every engine reproduces the network's output."""
 
 import copy
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from codinet.adopt import make_dynamic
-from codinet.bench.drawn import settle, with_run_rate
+from codinet.bench.run_rate import settle, with_run_rate
+from codinet.create import create_model, list_models
 from codinet.engines.branch import BranchEngine
 from codinet.engines.contract import Engine
 from codinet.engines.gather import GatherEngine
-from codinet.engines.masked import MaskedEngine
-from codinet.engines.static import StaticEngine
-from codinet.model import RoutedNetwork, create_model, list_models
+from codinet.engines.reference import MaskedEngine, StaticEngine
+from codinet.model import RoutedNetwork
 from codinet.relaxation import hard
 
 Kind = Callable[..., Engine]
@@ -40,7 +40,7 @@ def test_engine_equals_the_network(
             reference = model(batch)
         kept = batch.clone()
         assert_same(engine(batch), reference)
-        assert torch.equal(batch, kept)  # in place, but never in the caller's images
+        assert torch.equal(batch, kept)  # engines work in place, but not in the caller's images
     if 0 < run_rate < 1:
         assert 0 < model(images).path_BN.mean() < 1
 
@@ -91,16 +91,16 @@ def test_a_static_network_runs_everything(kind: Kind, images: torch.Tensor, asse
 
 def test_the_static_engine_runs_a_fixed_path(network: Make, images: torch.Tensor) -> None:
     model, path = network(), torch.tensor([1, 0, 1, 0, 1, 0, 0, 1, 1])
-    for wish in (None, path):
+    for fixed in (None, path):
         with torch.no_grad():
-            reference = model(images, force=torch.ones(9) if wish is None else wish)
-        output = StaticEngine(model, path=wish)(images)
+            reference = model(images, force=torch.ones(9) if fixed is None else fixed)
+        output = StaticEngine(model, path=fixed)(images)
         torch.testing.assert_close(output.logits_BK, reference.logits_BK, atol=1e-5, rtol=1e-5)
         assert torch.equal(output.path_BN, reference.path_BN)
 
 
 class Foreign(nn.Module):
-    """Built like torchvision's, with something between the convolutions that folding must not lose."""
+    """A network like torchvision's with layers between the convolutions that folding must keep."""
 
     class Block(nn.Module):
         def __init__(self, before: int, after: int, stride: int) -> None:
@@ -117,7 +117,7 @@ class Foreign(nn.Module):
             return self.act(self.conv2(self.bn1(self.act(self.conv1(x)))) + shortcut)
 
     class Writing(Block):
-        """Activates its input before all else, in place, as pre-activation blocks do."""
+        """Activates its input in place first, as pre-activation blocks do."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x.relu_())

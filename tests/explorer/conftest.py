@@ -69,7 +69,7 @@ def hundred_megapixels() -> bytes:
 
 @pytest.fixture(scope="session")
 def explore_process(finished_run: Path) -> Iterator[tuple[int, tuple[str, int]]]:
-    """`codinet explore RUN` as a process of its own; gives its id and address."""
+    """`codinet explore RUN` in its own process; yields its id and address."""
     code = (
         "import sys; from pathlib import Path; from codinet.commands.explore import Args, run; "
         "run(Args(Path(sys.argv[1]), port=0, device='cpu'))"

@@ -1,4 +1,4 @@
-"""Every question the page asks, against what the run's own files and `codinet predict` say."""
+"""The API, compared with the run's files and `codinet predict`."""
 
 import base64
 import io
@@ -17,13 +17,13 @@ from PIL import Image
 from codinet.cli import main
 from codinet.cost import block_costs
 from codinet.data import Dataset
-from codinet.data.digits import load_digits
-from codinet.data.lazy import LazyImages
-from codinet.explorer.answers import png
+from codinet.data.dataset import LazyImages
+from codinet.data.npz import load_digits
+from codinet.explorer.answers import View, png, rounded
 from codinet.explorer.app import create_app
-from codinet.predict import Predictor
-from codinet.runs import RunFolder
-from codinet.zoo.open_run import open_run
+from codinet.model import RoutedNetwork
+from codinet.predictor import Predictor
+from codinet.runs import RunFolder, open_run
 
 
 def pixels(url: str) -> np.ndarray:
@@ -46,7 +46,7 @@ def test_page_and_every_file_it_names_are_served(explorer: Any) -> None:
 def test_nothing_else_is_served(explorer: Any, path: str) -> None:
     answer = explorer.get(path)
     assert answer.status_code == 404
-    assert answer.json() == {"error": "There is nothing at this address."}
+    assert answer.json() == {"error": "Not found."}
 
 
 def test_run_is_described(explorer: Any, run: RunFolder) -> None:
@@ -55,7 +55,7 @@ def test_run_is_described(explorer: Any, run: RunFolder) -> None:
     assert about["network"] == "resnet20"
     assert about["data"] == "few"
     assert about["routed"] is True
-    assert about["stages"] == [3, 3, 3]
+    assert about["groups"] == [3, 3, 3]
     assert about["images"] == 40
     assert about["static_macs"] == table.static_macs
     assert sum(about["block_share"]) == pytest.approx((sum(table.run_N) - sum(table.skip_N)) / table.static_macs)
@@ -63,7 +63,7 @@ def test_run_is_described(explorer: Any, run: RunFolder) -> None:
     assert about["limits"] == {"bytes": 10_000_000, "pixels": 25_000_000}
 
 
-def test_test_image_is_routed_as_predict_does(explorer: Any, run: RunFolder, few: Dataset) -> None:
+def test_routing_a_test_image_matches_predict(explorer: Any, run: RunFolder, few: Dataset) -> None:
     predictor = Predictor(run, torch.device("cpu"))
     for index in range(5):
         said = explorer.get(f"/api/images/{index}/route").json()
@@ -80,7 +80,7 @@ def test_test_image_is_routed_as_predict_does(explorer: Any, run: RunFolder, few
 
 
 def test_upload_of_a_test_image_gives_its_answer(explorer: Any, upload: Callable[..., Any], few: Dataset) -> None:
-    """The page sends back the picture it was given, so the way there and back must change nothing."""
+    """The page sends back the picture it received, so the round trip must not change it."""
     for threshold in (0.3, 0.5):
         asked: dict[str, Any] = {"threshold": threshold, "view": "mirror"}
         known = explorer.get("/api/images/7/route", params=asked).json()
@@ -101,12 +101,40 @@ def test_uploads_of_any_size_and_common_format_are_routed(
     assert pixels(answer.json()["image"]["picture"]).shape == (8, 8)
 
 
-def test_threshold_moves_from_every_block_to_none(explorer: Any) -> None:
+def test_threshold(explorer: Any) -> None:
     def blocks(threshold: float) -> int:
         return explorer.get("/api/images/0/route", params={"threshold": threshold}).json()["image"]["blocks_run"]
 
     assert blocks(0) == 9
     assert blocks(1) == 0
+
+
+def test_any_threshold_is_answered_by_the_same_engine(
+    run: RunFolder, few: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TestClient(create_app(run, few), base_url="http://localhost") as client:
+        # Neither the network nor another engine is used after the start.
+        monkeypatch.delattr(RoutedNetwork, "forward")
+        monkeypatch.delattr("codinet.engines.choose._usually_fastest")
+        for threshold in (0.1, 0.25, 0.5, 0.75, 0.9):
+            image = client.get("/api/images/0/route", params={"threshold": threshold, "view": "mirror"}).json()["image"]
+            assert [int(value >= threshold) for value in image["run_probability"]] == image["path"]
+
+
+@pytest.mark.parametrize(
+    ("probability", "runs", "value"),
+    [(0.73217, True, 0.7322), (0.12344, False, 0.1234), (0.49999, True, 0.5), (0.5, False, 0.5 - 2**-54)],
+)
+def test_run_probability_stays_on_the_side_of_the_decision(probability: float, runs: bool, value: float) -> None:
+    assert rounded(probability, 0.5, runs=runs) == value
+
+
+@pytest.mark.parametrize(("threshold", "runs"), [(0.0, True), (1.0, False)])
+def test_run_probability_at_the_ends(threshold: float, runs: bool) -> None:
+    for probability in (0.0, 0.00001, 0.99999, 1.0):
+        value = rounded(probability, threshold, runs=runs)
+        assert (value >= threshold) is runs
+        assert 0 <= value <= 1
 
 
 def test_cost_is_that_of_the_path(explorer: Any, run: RunFolder) -> None:
@@ -118,8 +146,14 @@ def test_cost_is_that_of_the_path(explorer: Any, run: RunFolder) -> None:
         assert answer["cost_share"] == macs / table.static_macs
 
 
+def test_views_of_the_page_are_those_of_the_api(explorer: Any) -> None:
+    views = explorer.get("/api/run").json()["views"]
+    assert [view["name"] for view in views] == [view.value for view in View]
+    assert views[0] == {"name": "crop", "title": "Random crop", "random": True}
+
+
 @pytest.mark.parametrize("view", ["crop", "mirror", "rotation", "upside-down"])
-def test_view_is_routed_beside_the_image(explorer: Any, view: str) -> None:
+def test_view_is_routed_too(explorer: Any, view: str) -> None:
     said = explorer.get("/api/images/3/route", params={"view": view, "seed": 5}).json()
     image, seen = said["image"], said["view"]
     assert seen["name"] == view
@@ -175,11 +209,11 @@ def test_thumbnails_are_the_images(explorer: Any, few: Dataset) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 40, 10**30])
-def test_an_image_that_is_not_there_is_refused(explorer: Any, index: int) -> None:
+def test_invalid_image_index(explorer: Any, index: int) -> None:
     for address in (f"/api/images/{index}.png", f"/api/images/{index}/route"):
         answer = explorer.get(address)
         assert answer.status_code == 404
-        assert answer.json()["error"] == f"There is no test image {index}; they are numbered from 0 to 39."
+        assert answer.json()["error"] == f"The index of a test image must be from 0 to 39, got {index}."
 
 
 @pytest.mark.parametrize(
@@ -192,14 +226,12 @@ def test_an_image_that_is_not_there_is_refused(explorer: Any, index: int) -> Non
         ("/api/images/0/route", {"seed": "-1", "threshold": "2"}, "Invalid threshold: "),
         ("/api/images", {"limit": "100000"}, "Invalid limit: input should be less than or equal to 100."),
         ("/api/images", {"order": "best"}, "Invalid order: input should be 'random', "),
-        ("/api/images", {"label": "10"}, "Invalid label: classes are numbered from 0 to 9."),
+        ("/api/images", {"label": "10"}, "Invalid label: it must be from 0 to 9, got 10."),
         ("/api/map", {"kind": "umap"}, "Invalid kind: input should be 'pca' or 'tsne'."),
         ("/api/images/x.png", {}, "Invalid index: input should be a valid integer"),
     ],
 )
-def test_invalid_values_get_their_rule_and_are_not_repeated(
-    explorer: Any, address: str, words: dict[str, str], sentence: str
-) -> None:
+def test_invalid_parameters(explorer: Any, address: str, words: dict[str, str], sentence: str) -> None:
     answer = explorer.get(address, params=words)
     assert answer.status_code == 422
     assert answer.json()["error"].startswith(sentence)
@@ -242,8 +274,8 @@ def test_a_network_that_computes_nan_is_refused(run: RunFolder, few: Dataset, mo
     assert "NaN" in answer.json()["error"]
 
 
-def test_a_test_image_whose_file_has_gone_is_refused(run: RunFolder, few: Dataset, tmp_path: Path) -> None:
-    """Of a folder larger than memory, images are read when they are asked for."""
+def test_deleted_image_file(run: RunFolder, few: Dataset, tmp_path: Path) -> None:
+    """Images of a folder larger than memory are read on access."""
     paths = [str(tmp_path / f"{index}.png") for index in range(len(few.test))]
     for file, image_CHW in zip(paths[1:], few.test.images_NCHW[1:], strict=True):
         Path(file).write_bytes(png(image_CHW))
@@ -256,11 +288,11 @@ def test_a_test_image_whose_file_has_gone_is_refused(run: RunFolder, few: Datase
         for address in ("/api/images/0.png", "/api/images/0/route"):
             answer = client.get(address)
             assert answer.status_code == 404
-            assert answer.json() == {"error": "The file of test image 0 cannot be read any more."}
+            assert answer.json() == {"error": "The file of test image 0 can no longer be read."}
         assert client.get("/api/images/1/route").status_code == 200
 
 
-def test_map_lays_out_every_image(explorer: Any, run: RunFolder) -> None:
+def test_map_has_every_image(explorer: Any, run: RunFolder) -> None:
     drawn = explorer.get("/api/map").json()
     paths = run.load_paths()
     assert drawn["index"] == list(range(40))
@@ -286,12 +318,12 @@ def test_without_the_data_set_uploads_are_routed_and_neighbours_named(
         assert client.get("/api/map").status_code == 200
 
 
-def test_another_data_set_counts_as_none(run: RunFolder) -> None:
+def test_another_data_set_is_ignored(run: RunFolder) -> None:
     with TestClient(create_app(run, load_digits()), base_url="http://localhost") as client:
         assert client.get("/api/run").json()["images"] == 0
 
 
-def test_a_network_of_the_zoo_shows_its_test_images_in_whatever_order(zoo: Path) -> None:
+def test_zoo_network_with_test_images_in_another_order(zoo: Path) -> None:
     digits, entry = load_digits(), open_run("zoo:digits-resnet20-06")
     shuffled = replace(digits, test=digits.test.subset(torch.arange(500).flip(0)))
     fewer = replace(digits, test=digits.test.subset(torch.arange(499)))

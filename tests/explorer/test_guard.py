@@ -1,4 +1,4 @@
-"""Which requests are answered, how uploads are bounded, and how failures are told."""
+"""Which requests are answered, limits on uploads, and error messages."""
 
 import asyncio
 import http.client
@@ -49,7 +49,7 @@ def test_every_answer_carries_the_policy(explorer: Any, path: str) -> None:
     assert not [name for name in headers if name.lower().startswith("access-control")]
 
 
-def test_policy_lets_nothing_in_from_elsewhere() -> None:
+def test_policy_allows_no_other_servers() -> None:
     policy = dict(part.strip().split(" ", 1) for part in HEADERS["Content-Security-Policy"].split(";"))
     assert policy["default-src"] == "'self'"
     assert policy["img-src"] == "'self' data: blob:"
@@ -83,11 +83,11 @@ def test_page_needs_no_exception_from_its_policy(explorer: Any) -> None:
         ("", False),
     ],
 )
-def test_only_its_own_address_is_answered(explorer: Any, host: str, served: bool) -> None:
+def test_only_its_own_host_is_answered(explorer: Any, host: str, served: bool) -> None:
     for path in ("/", "/api/run"):
         answer = explorer.get(path, headers={"host": host})
         assert answer.status_code == (200 if served else 403)
-        assert served or "address it was started for" in answer.json()["error"]
+        assert served or "Host header must name" in answer.json()["error"]
 
 
 def test_hosts_of_a_named_and_of_every_address() -> None:
@@ -139,7 +139,7 @@ def test_a_link_from_another_site_opens_the_page_and_nothing_else(explorer: Any)
     assert explorer.get("/", headers=embedded).status_code == 403
 
 
-def test_a_preflight_is_given_nothing(explorer: Any) -> None:
+def test_preflights_are_refused(explorer: Any) -> None:
     asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     answer = explorer.options("/api/route", headers=asked)
     assert answer.status_code == 403
@@ -147,13 +147,13 @@ def test_a_preflight_is_given_nothing(explorer: Any) -> None:
 
 
 def secrets(run: RunFolder) -> list[str]:
-    """Every folder above the run and its data, the root aside."""
+    """Every folder above the run and its data, except the root."""
     files = (run.path, Path(run.config.source), Path(__file__), Path(create_app.__code__.co_filename))
     return [str(part) for file in files for part in (file, *file.parents) if len(part.parts) > 1]
 
 
 @pytest.mark.parametrize("path", EVERYTHING)
-def test_no_answer_has_a_path_of_the_disk(explorer: Any, run: RunFolder, path: str) -> None:
+def test_no_answer_contains_a_path_of_the_disk(explorer: Any, run: RunFolder, path: str) -> None:
     text = explorer.get(path).content.decode(errors="replace")
     assert [secret for secret in secrets(run) if secret in text] == []
 
@@ -162,12 +162,12 @@ def test_the_answer_to_a_bug_has_no_details(run: RunFolder, few: Dataset, monkey
     def broken(*_args: Any, **_words: Any) -> None:
         raise RuntimeError(f"cannot read {run.path}/model.safetensors")
 
-    monkeypatch.setattr(Answers, "about", broken)
+    monkeypatch.setattr(Answers, "route", broken)
     app = create_app(run, few)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         answer = client.get("/api/images/0/route")
     assert answer.status_code == 500
-    assert answer.json() == {"error": "Something went wrong; see the terminal that runs the explorer."}
+    assert answer.json() == {"error": "Internal error; see the terminal that runs the explorer."}
     assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
 
 
@@ -214,7 +214,7 @@ def test_an_error_in_a_worker_reaches_the_caller() -> None:
     asyncio.run(ask())
 
 
-def test_work_that_takes_too_long_is_given_up_but_still_counted() -> None:
+def test_abandoned_work_still_counts() -> None:
     go = threading.Event()
 
     async def ask() -> None:
@@ -235,7 +235,7 @@ def test_work_that_takes_too_long_is_given_up_but_still_counted() -> None:
     asyncio.run(ask())
 
 
-def test_a_timeout_inside_the_work_is_not_taken_for_overload() -> None:
+def test_a_timeout_inside_the_work_is_not_overload() -> None:
     def work() -> None:
         raise TimeoutError("mine")
 
@@ -283,7 +283,7 @@ def test_an_upload_that_is_not_an_image_is_refused(upload: Callable[..., Any], c
 def test_an_image_cut_short_is_refused(upload: Callable[..., Any], photo: Callable[..., bytes]) -> None:
     answer = upload(photo(200, 200)[:5000])
     assert answer.status_code == 422
-    assert "damaged or cut short" in answer.json()["error"]
+    assert "damaged or truncated" in answer.json()["error"]
 
 
 def test_a_hundred_megapixels_are_refused_from_the_header(
@@ -329,7 +329,7 @@ def test_a_form_of_another_page_cannot_upload(explorer: Any, photo: Callable[...
 
 @given(content=st.binary(max_size=400), prefix=st.sampled_from([b"", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF", b"P6\n"]))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes_get_a_sentence(upload: Callable[..., Any], content: bytes, prefix: bytes) -> None:
+def test_any_bytes_get_an_error_message(upload: Callable[..., Any], content: bytes, prefix: bytes) -> None:
     answer = upload(prefix + content)
     assert answer.status_code in (200, 422)
     assert answer.status_code == 200 or answer.json()["error"].endswith(".")
@@ -368,7 +368,7 @@ def test_an_announced_length_over_the_limit_is_refused_unread(address: tuple[str
         assert b"413" in link.recv(100)
 
 
-def test_a_length_that_is_not_announced_is_counted_while_it_arrives(address: tuple[str, int]) -> None:
+def test_uploads_without_a_length_are_limited_too(address: tuple[str, int]) -> None:
     sent = 0
     with socket.create_connection(address, timeout=60) as link:
         link.sendall(

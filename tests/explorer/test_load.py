@@ -1,4 +1,4 @@
-"""A hundred uploads at once, and slow clients by the hundred: requests are answered and memory is bounded."""
+"""A hundred uploads at once, and hundreds of slow clients: requests are answered within the memory limit."""
 
 import http.client
 import itertools
@@ -35,7 +35,7 @@ def post(address: tuple[str, int], content: bytes) -> tuple[int, dict[str, Any],
 
 
 def crowd(address: tuple[str, int], content: bytes, visitors: int) -> list[tuple[int, dict[str, Any], Any]]:
-    """All of them at once, each from a thread of its own."""
+    """Sends all of them at once, each from its own thread."""
     ready = threading.Barrier(visitors)
 
     def visit(_number: int) -> tuple[int, dict[str, Any], Any]:
@@ -48,7 +48,7 @@ def crowd(address: tuple[str, int], content: bytes, visitors: int) -> list[tuple
 
 @contextmanager
 def bounded_memory(process: int, megabytes: float) -> Iterator[None]:
-    """The process uses at most so much more memory in the block."""
+    """Asserts that the memory of the process grows by at most this much in the block."""
 
     def status(entry: str) -> float:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
@@ -138,7 +138,7 @@ START_OF_A_BODY = (
 
 @contextmanager
 def slow_clients(address: tuple[str, int], number: int, *starts: bytes) -> Iterator[list[socket.socket]]:
-    """Clients that send the start of a request, by turns one of these, and then no more."""
+    """Clients that send only the start of a request, alternating between these."""
     with ExitStack() as stack:
         links = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(number)]
         for link, start in zip(links, itertools.cycle(starts), strict=False):

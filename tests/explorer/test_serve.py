@@ -1,4 +1,4 @@
-"""Addresses that can and cannot be listened on, and connections that keep the server waiting."""
+"""Valid and invalid addresses, and connections that keep the server waiting."""
 
 import http.client
 import json
@@ -41,13 +41,13 @@ def test_a_free_port_is_used_and_named() -> None:
 def test_a_port_in_use_is_refused() -> None:
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(UserError, match=f"^Port {port} is in use; choose another with --port"):
+        with pytest.raises(UserError, match=f"^Port {port} is in use; choose another --port"):
             listen("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("port", [-1, 70_000])
 def test_an_impossible_port_is_refused(port: int) -> None:
-    with pytest.raises(UserError, match=f"^--port must be from 0 to 65535, not {port}"):
+    with pytest.raises(UserError, match=f"^--port must be from 0 to 65535, got {port}"):
         listen("127.0.0.1", port)
 
 
@@ -58,13 +58,13 @@ def test_an_impossible_host_is_refused(host: str) -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--host 192\.0\.2\.1 is not an address of this machine; leave it out"):
+    with pytest.raises(UserError, match=r"--host 192\.0\.2\.1 is not an address of this machine; omit it"):
         listen("192.0.2.1", 0)
 
 
 @pytest.fixture
 def start(run: RunFolder, few: Dataset) -> Iterator[Callable[..., tuple[str, int]]]:
-    """Starts servers with limits of their own; gives their addresses."""
+    """Starts servers with given limits and returns their addresses."""
     servers = []
 
     def begin(**limits: Any) -> tuple[str, int]:
@@ -85,7 +85,7 @@ def sent(address: tuple[str, int], content: bytes) -> socket.socket:
 
 
 def ends(link: socket.socket) -> bytes:
-    """What arrives until the server closes the connection."""
+    """All bytes until the server closes the connection."""
     received = b""
     with link:
         try:
@@ -160,7 +160,7 @@ def test_more_connections_than_allowed_close_those_that_wait_for_their_client(
 def test_more_requests_than_connections_are_refused(
     start: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection whose request is being answered is not closed for another."""
+    """A connection whose request is being answered is not closed in favour of another."""
     from codinet.explorer.answers import Gallery
 
     go, entered = threading.Event(), threading.Semaphore(0)
@@ -217,7 +217,7 @@ def test_bytes_that_are_not_http_leave_no_traceback(
     assert caplog.records == []
 
 
-def test_bytes_that_are_not_http_get_a_sentence(start: Callable[..., tuple[str, int]]) -> None:
+def test_bytes_that_are_not_http_get_an_error_message(start: Callable[..., tuple[str, int]]) -> None:
     header, _, body = ends(sent(start(), b"hello\r\n\r\n")).partition(b"\r\n\r\n")
     assert header.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert json.loads(body) == {"error": "This is not a valid HTTP request."}

@@ -1,4 +1,4 @@
-"""Neighbours and places in routing space, on points laid out by hand; and the t-SNE map."""
+"""Neighbours and positions in routing space, for points chosen by hand; and the t-SNE map."""
 
 import importlib.util
 import threading
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codinet import files
-from codinet.analysis import Request, RunAnalysis, analysis_of
+from codinet.analysis import Request, RunAnalysis, analyse_run
 from codinet.data import Dataset
 from codinet.explorer import space as module
 from codinet.explorer.app import create_app
@@ -36,17 +36,17 @@ def test_nearest_by_euclidean_distance() -> None:
     near = space.nearest(torch.tensor([0.0, 0.0]), 2)
     assert [entry.image for entry in near] == [0, 1]
     assert [entry.distance for entry in near] == pytest.approx([0, 0.5])
-    assert [entry.image for entry in space.nearest(torch.zeros(2), 5, besides=0)] == [1, 2]
+    assert [entry.image for entry in space.nearest(torch.zeros(2), 5, exclude=0)] == [1, 2]
 
 
-def test_a_point_of_the_set_lies_at_its_own_place() -> None:
+def test_a_test_image_keeps_its_position() -> None:
     space = space_of([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     chart = Chart(torch.tensor([2, 0]), torch.tensor([[0.9, 0.8], [0.1, 0.2]], dtype=torch.float64))
     assert space.place(torch.tensor([1.0, 1.0]), chart) == pytest.approx((0.9, 0.8), abs=1e-4)
     assert space.place(torch.tensor([0.5, 0.5]), chart) == pytest.approx((0.5, 0.5))
 
 
-def test_flat_where_all_images_lie_at_one_point() -> None:
+def test_flat_if_all_points_are_equal() -> None:
     assert space_of([[0.2, 0.7]] * 3).flat
     assert not space_of([[0.2, 0.7], [0.2, 0.8]]).flat
 
@@ -77,7 +77,7 @@ def ready(tsne: Tsne) -> Tsne:
 
 
 @needs_sklearn
-def test_is_computed_once_and_kept(own_run: Path) -> None:
+def test_computed_once_and_saved(own_run: Path) -> None:
     space = RoutingSpace(RunFolder.open(own_run).load_paths())
     first = Tsne(space, own_run)
     assert first.state == "idle"
@@ -96,7 +96,7 @@ def test_is_computed_once_and_kept(own_run: Path) -> None:
 
 
 @needs_sklearn
-def test_one_of_other_points_is_not_used(own_run: Path) -> None:
+def test_a_map_of_other_points_is_not_used(own_run: Path) -> None:
     paths = RunFolder.open(own_run).load_paths()
     ready(Tsne(RoutingSpace(paths), own_run))
     other = paths._replace(run_probability_TN=1 - paths.run_probability_TN)
@@ -106,7 +106,7 @@ def test_one_of_other_points_is_not_used(own_run: Path) -> None:
 @needs_sklearn
 def test_the_analysis_of_the_same_network_and_data_is_used(own_run: Path) -> None:
     folder = RunFolder.open(own_run)
-    analysis_of(folder, Request(Path(), torch.device("cpu"), images=20))
+    analyse_run(folder, Request(Path(), torch.device("cpu"), images=20))
     found = Tsne(RoutingSpace(folder.load_paths()), own_run)
     assert found.state == "ready"
     known = RunAnalysis.load(own_run)
@@ -114,7 +114,7 @@ def test_the_analysis_of_the_same_network_and_data_is_used(own_run: Path) -> Non
     assert found.chart is not None
     layout = torch.pdist(known.tensors["tsne"].double())
     drawn = torch.pdist(found.chart.map_P2)
-    assert torch.allclose(drawn / drawn.max(), layout / layout.max(), atol=1e-4)  # turned and scaled, no more
+    assert torch.allclose(drawn / drawn.max(), layout / layout.max(), atol=1e-4)  # rotated and scaled only
     config = (own_run / "config.json").read_text()
     (own_run / "config.json").write_text(config.replace(folder.data.sha256, "0" * 64))
     assert Tsne(RoutingSpace(folder.load_paths()), own_run).state == "idle"
@@ -146,7 +146,7 @@ def test_a_failure_leaves_the_explorer_running(
 
     monkeypatch.setattr(module, "tsne", broken)
     assert ready(Tsne(RoutingSpace(RunFolder.open(own_run).load_paths()), own_run)).state == "absent"
-    assert "could not be computed" in caplog.text
+    assert "Could not compute" in caplog.text
 
 
 @needs_sklearn
@@ -184,7 +184,7 @@ def test_without_a_thread_it_is_absent(own_run: Path, monkeypatch: pytest.Monkey
         {"index_P": torch.arange(0), "layout_P2": torch.zeros(0, 2)},
     ],
 )
-def test_a_kept_file_that_is_not_a_map_is_ignored(own_run: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_invalid_saved_maps_are_ignored(own_run: Path, tensors: dict[str, torch.Tensor]) -> None:
     space = RoutingSpace(RunFolder.open(own_run).load_paths())
     files.save_tensors(own_run / FILE, tensors, about=module._digest(space.points_TN))
     assert Tsne(space, own_run).chart is None

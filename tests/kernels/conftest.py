@@ -1,6 +1,6 @@
-"""Triton's interpreter with all programs of a launch at once, each in a process of its own over shared memory.
+"""Runs all programs of a launch at once in Triton's interpreter, each in its own process over shared memory.
 
-By itself it runs them one after the other, and programs that wait for each other would wait for ever.
+The interpreter itself runs programs one after the other, so programs that wait for each other would never finish.
 """
 
 import os
@@ -13,23 +13,23 @@ from typing import Any
 import pytest
 import torch
 
-PATIENCE = 60  # seconds after which programs are taken to wait for ever
+TIMEOUT = 60  # seconds until programs are considered deadlocked
 
 
 @pytest.fixture
-def programs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU they are at once anyway."""
+def concurrent_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs programs concurrently in the interpreter. A GPU does so anyway."""
     if torch.cuda.is_available():
         return
     from triton.runtime import interpreter
 
-    usual = interpreter.GridExecutor.__call__
+    run_all = interpreter.GridExecutor.__call__
 
     def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
         for tensor in _tensors([*args, *kwargs.values()]):
             tensor.share_memory_()
         (number,) = executor.grid
-        children = [_fork(lambda place=place: _run(usual, executor, place, args, kwargs)) for place in range(number)]
+        children = [_fork(lambda index=index: _run(run_all, executor, index, args, kwargs)) for index in range(number)]
         _wait(children)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
@@ -43,25 +43,32 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _run(usual: Any, executor: Any, place: int, args: Any, kwargs: Any) -> None:
-    """The one program at this place of the grid."""
+def _run(run_all: Any, executor: Any, index: int, args: Any, kwargs: Any) -> None:
+    """Runs the program with this index in the grid."""
     from triton.runtime import interpreter
 
     builder, (number,) = interpreter.interpreter_builder, executor.grid
-    set_size, set_place = builder.set_grid_dim, builder.set_grid_idx
+    set_size, set_index = builder.set_grid_dim, builder.set_grid_idx
     builder.set_grid_dim = lambda *_: set_size(number, 1, 1)
-    builder.set_grid_idx = lambda *_: set_place(place, 0, 0)
+    builder.set_grid_idx = lambda *_: set_index(index, 0, 0)
     executor.grid = (1,)
-    executor._restore_args_dev = lambda *_: None  # would write over what others have written meanwhile
-    usual(executor, *args, **kwargs)
+    atomic = builder.create_atomic_rmw
+
+    def yielding_atomic(*operands: Any) -> Any:
+        time.sleep(0.001)  # programs that poll a counter leave the cores to those that compute
+        return atomic(*operands)
+
+    builder.create_atomic_rmw = yielding_atomic
+    executor._restore_args_dev = lambda *_: None  # would overwrite what the other programs have written
+    run_all(executor, *args, **kwargs)
 
 
-def _fork(work: Any) -> int:
+def _fork(function: Any) -> int:
     child = os.fork()
     if child:
         return child
     try:
-        work()
+        function()
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -69,17 +76,17 @@ def _fork(work: Any) -> int:
 
 
 def _wait(children: list[int]) -> None:
-    end, left = time.monotonic() + PATIENCE, set(children)
+    end, running = time.monotonic() + TIMEOUT, set(children)
     failed = False
-    while left and not failed and time.monotonic() < end:
-        for child in list(left):
+    while running and not failed and time.monotonic() < end:
+        for child in list(running):
             found, status = os.waitpid(child, os.WNOHANG)
             if found:
-                left.discard(child)
+                running.discard(child)
                 failed |= status != 0
         time.sleep(0.005)
-    for child in left:
+    for child in running:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert not failed, "a program failed"
-    assert not left, "programs wait for each other for ever"
+    assert not running, "the programs are deadlocked"

@@ -1,4 +1,4 @@
-"""Three tiny runs, analysed: two routed ones that differ in m_d, and a static one."""
+"""Three small runs with analyses: two routed ones that differ in m_d, and a static one."""
 
 import contextlib
 import io
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from codinet.analysis import Request, analysis_of
+from codinet.analysis import Request, analyse_run
 from codinet.cli import main
-from codinet.report.inputs import Run, read_run
+from codinet.report.run_data import Run, read_run
 from codinet.runs import RunFolder
 
 
@@ -34,6 +34,6 @@ def runs(run_folders: list[Path]) -> list[Run]:
     folders = [RunFolder.open(path) for path in run_folders]
     slugs = ("near-1", "far", "static")
     return [
-        read_run(folder, analysis_of(folder, request), folder.path.name, slug)
+        read_run(folder, analyse_run(folder, request), folder.path.name, slug)
         for folder, slug in zip(folders, slugs, strict=True)
     ]

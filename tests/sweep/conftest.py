@@ -1,4 +1,4 @@
-"""Plans without training: workers that copy a run folder made beforehand, and start in no time."""
+"""Sweeps without training: workers copy run folders made in advance."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,21 +10,28 @@ import pytest
 
 from codinet import files
 from codinet.config import NetworkConfig, RunConfig, ScheduleConfig
-from codinet.runs import DataBrief, RunFolder
-from codinet.sweep import Grid, Planned, from_static, plan
-from codinet.sweep.fleet import Command
+from codinet.run_reader import DataInfo
+from codinet.runs import RunWriter
+from codinet.sweep import Grid, PlannedRun, from_static, plan, workers
+from codinet.sweep.workers import Command
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(workers, "GRACE_SECONDS", 0.3)
 
 
 @pytest.fixture
-def planned() -> list[Planned]:
+def planned() -> list[PlannedRun]:
     """Four runs: two budgets, two seeds."""
     base = RunConfig("digits", network=NetworkConfig(arch="resnet20"), schedule=ScheduleConfig(epochs=2, finetune=1))
     return plan(base, Grid(budget=(0.5, 0.7), seed=(0, 1)))
 
 
 @pytest.fixture
-def chained(planned: list[Planned]) -> list[Planned]:
-    """The same four runs, after the two static ones of their seeds."""
+def chained(planned: list[PlannedRun]) -> list[PlannedRun]:
+    """The same four runs, after the static runs of their seeds."""
     return from_static(planned)
 
 
@@ -40,19 +47,21 @@ def figures() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def fakes(
-    tmp_path: Path, planned: list[Planned], figures: Callable[..., dict[str, Any]]
+    tmp_path: Path, planned: list[PlannedRun], figures: Callable[..., dict[str, Any]]
 ) -> Callable[..., tuple[Path, Command]]:
-    """A folder to sweep in, and a command whose runs come to their end, or to what `instead` has them do."""
+    """Make a sweep folder and a command whose runs finish, or execute the code that `instead` gives for a name."""
 
-    def make(instead: dict[str, str] | None = None, runs: Sequence[Planned] = tuple(planned)) -> tuple[Path, Command]:
+    def make(
+        instead: dict[str, str] | None = None, runs: Sequence[PlannedRun] = tuple(planned)
+    ) -> tuple[Path, Command]:
         out, made = tmp_path / "sweep", tmp_path / "made"
-        brief = DataBrief("digits", ("0", "1"), (0.5,), (0.5,), (1, 8, 8), "")
+        brief = DataInfo("digits", ("0", "1"), (0.5,), (0.5,), (1, 8, 8), "")
         for run in runs:
-            folder = RunFolder.create(made / run.name, _noted(run, out), brief, {"commit": "tests"})
+            folder = RunWriter.create(made / run.name, _saved_config(run, out), brief, {"commit": "tests"})
             folder.keep_metrics([{"epoch": 1}, {"epoch": 2}, {"epoch": 1}])
             files.write_json(folder.path / "evaluation.json", figures(accuracy=90 + run.config.seed))
 
-        def command(run: Planned, device: str | None) -> list[str]:
+        def command(run: PlannedRun, device: str | None) -> list[str]:
             copy = f"import shutil; shutil.copytree({str(made / run.name)!r}, {str(out / run.name)!r})"
             return [sys.executable, "-S", "-c", (instead or {}).get(run.name, copy), f"on {device}"]
 
@@ -61,7 +70,7 @@ def fakes(
     return make
 
 
-def _noted(run: Planned, out: Path) -> RunConfig:
-    """What a training writes down: the config, and the digests of the runs that it learnt from."""
-    config, digest = run.trained(out), None if run.after is None else "1f"
+def _saved_config(run: PlannedRun, out: Path) -> RunConfig:
+    """The config in the run folder, with the digests of the runs that it starts from and learns from."""
+    config, digest = run.training_config(out), None if run.depends_on is None else "1f"
     return replace(config, extra=replace(config.extra, start_sha256=digest, teacher_sha256=digest))

@@ -1,4 +1,4 @@
-"""Every table and figure of the paper: its runs can be made, and are those of the paper's rows."""
+"""Every table and figure of the paper has a valid plan that matches the paper's rows."""
 
 from dataclasses import replace
 from functools import cache
@@ -8,14 +8,11 @@ import torch
 
 from codinet.config import NetworkConfig, from_dict, resolve, to_dict
 from codinet.cost import CostTable, block_costs
+from codinet.create import create_model
 from codinet.errors import UserError
-from codinet.model import create_model
-from codinet.sweep import Grid, Planned, from_static
-from codinet.sweep.common import Common
-from codinet.sweep.methods import method_of
-from codinet.sweep.narrowing import plan_paper
-from codinet.sweep.papers import PAPERS
-from codinet.sweep.shares import share_of_static, static_table
+from codinet.sweep import Grid, PlannedRun, from_static
+from codinet.sweep.papers import PAPERS, plan_paper, share_of_static, static_table
+from codinet.sweep.plan import Overrides, method_of
 
 RUNS = {
     "paper-table-tradeoff": 6,
@@ -43,7 +40,7 @@ RUNS = {
 }
 
 
-def runs_of(name: str, **more: object) -> list[Planned]:
+def runs_of(name: str, **more: object) -> list[PlannedRun]:
     return plan_paper(name, data_path="pictures" if PAPERS[name].source is None else None, **more)  # type: ignore[arg-type]
 
 
@@ -55,7 +52,7 @@ def built(network: NetworkConfig) -> CostTable:
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_run_resolves_has_its_own_name_and_a_network_that_can_meet_its_budget(name: str) -> None:
+def test_every_run_is_valid_has_a_unique_name_and_a_reachable_budget(name: str) -> None:
     runs = runs_of(name)
     assert len(runs) == len({run.name for run in runs}) == RUNS[name]
     assert runs == runs_of(name)
@@ -72,24 +69,24 @@ def test_every_run_resolves_has_its_own_name_and_a_network_that_can_meet_its_bud
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_plan_can_start_from_static_runs(name: str) -> None:
+def test_every_plan_works_with_from_static(name: str) -> None:
     runs = from_static(runs_of(name, grid=Grid(seed=(0, 1))))
     named = {run.name: run for run in runs}
     assert len(named) == len(runs)
     for run in runs:
         if run.config.network.routed:
-            assert run.after is not None
-            static = named[run.after].config
+            assert run.depends_on is not None
+            static = named[run.depends_on].config
             assert method_of(static) == "static"
             assert (static.network.arch, static.seed) == (run.config.network.arch, run.config.seed)
             assert static.schedule == replace(run.config.schedule, finetune=0)
         else:
-            assert run.after is None
+            assert run.depends_on is None
 
 
-def test_the_headline_as_a_share() -> None:
+def test_share_of_static() -> None:
     assert share_of_static(0.29, "resnet110") == 0.57 == round(0.29 / 0.51, 2)
-    assert share_of_static(0.51, "resnet110") == 1.01  # print rounds 0.5058 up
+    assert share_of_static(0.51, "resnet110") == 1.01  # the paper rounds 0.5058 up
     assert share_of_static(0.09, "resnet32") == 0.65
     assert share_of_static(3.10, "resnet50", stride_on="1x1") == 0.80  # the ImageNet unit: one per multiply-add
     assert static_table("resnet50", "1x1").paper_unit == 1
@@ -113,7 +110,7 @@ def test_the_main_table() -> None:
     )
 
 
-def test_the_ablation_the_margins_and_the_weights() -> None:
+def test_the_ablation_the_margins_and_the_trade_off() -> None:
     methods = [method_of(run.config) for run in plan_paper("paper-table-ablation")]
     assert methods == ["static", "vanilla", "con", "div", "codinet"]
     margins = plan_paper("paper-table-margin")
@@ -133,7 +130,7 @@ def test_the_ablation_the_margins_and_the_weights() -> None:
     ]
 
 
-def test_imagenet_needs_a_folder_and_has_the_papers_network() -> None:
+def test_imagenet_requires_a_folder_and_uses_the_papers_network() -> None:
     with pytest.raises(UserError, match="--data-path"):
         plan_paper("paper-table-comparison-imagenet")
     config = runs_of("paper-table-comparison-imagenet")[1].config
@@ -141,9 +138,9 @@ def test_imagenet_needs_a_folder_and_has_the_papers_network() -> None:
     assert (config.schedule.epochs, config.schedule.finetune) == (100, 0)  # static: one stage
 
 
-def test_flags_narrow_and_shorten() -> None:
+def test_the_grid_selects_runs_and_overrides_shorten_them() -> None:
     grid = Grid(arch=("resnet32",), method=("codinet", "vanilla"), seed=(1, 2))
-    runs = plan_paper("paper-table-cifar10", grid, Common(epochs=3, finetune=1, batch=8, views=3))
+    runs = plan_paper("paper-table-cifar10", grid, Overrides(epochs=3, finetune=1, batch=8, views=3))
     assert [run.name for run in runs] == [
         f"resnet32-{method}-budget0.65-seed{seed}" for method in ("vanilla", "codinet") for seed in (1, 2)
     ]
@@ -154,7 +151,7 @@ def test_flags_narrow_and_shorten() -> None:
     assert plan_paper("paper-table-ablation", gpu=True)[0].config.schedule.batch == 512
 
 
-def test_the_one_network_of_a_plan_may_be_another_and_so_may_its_data() -> None:
+def test_a_single_network_and_the_data_can_be_replaced() -> None:
     runs = plan_paper("paper-table-margin", Grid(arch=("resnet20",)), data_path="digits")
     assert {(run.config.network.arch, run.config.source, run.paper) for run in runs} == {("resnet20", "digits", None)}
     assert [run.paper is None for run in plan_paper("paper-figure-paths", Grid(arch=("resnet20", "resnet110")))] == [
@@ -174,6 +171,6 @@ def test_the_one_network_of_a_plan_may_be_another_and_so_may_its_data() -> None:
         ("paper-table-margin", Grid(m_d=(0.5,)), "sets --m-d itself"),
     ],
 )
-def test_what_a_plan_does_not_have_is_refused(name: str, grid: Grid, sentence: str) -> None:
+def test_values_outside_a_plan_are_refused(name: str, grid: Grid, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         plan_paper(name, grid)

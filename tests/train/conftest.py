@@ -12,19 +12,21 @@ import torch
 from torch import nn
 
 from codinet.backbones import BasicBlock, Block
+from codinet.bench.run_rate import settle, with_run_rate
 from codinet.config import ExtraConfig, LossConfig, RunConfig, ScheduleConfig, resolve
 from codinet.cost import block_costs
+from codinet.create import create_model
 from codinet.data import Dataset
-from codinet.data.resident import Resident
+from codinet.data.batches import Resident
 from codinet.evaluate import Evaluation
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 from codinet.train import loop
 from codinet.train.budget import BudgetController
-from codinet.train.distillation import Teacher
+from codinet.train.extras import Teacher
 from codinet.train.reporting import Reporter
 from codinet.train.stages import stages_of
-from codinet.train.step import Step
+from codinet.train.step import Step, Task
 
 CPU = torch.device("cpu")
 
@@ -72,6 +74,22 @@ def dozen() -> Resident:
     return Resident(images_NCHW, torch.arange(12) % 3, torch.tensor([128.0]), torch.tensor([74.0]))
 
 
+@pytest.fixture(scope="session")
+def sixty() -> Resident:
+    """Sixty random images of ten classes."""
+    random = torch.Generator().manual_seed(0)
+    images_NCHW = torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8, generator=random)
+    return Resident(images_NCHW, torch.arange(60) % 10, torch.full((3,), 128.0), torch.full((3,), 74.0))
+
+
+@pytest.fixture(scope="session")
+def half_open(sixty: Resident) -> RoutedNetwork:
+    """A network that runs each block for half of the sixty images. Do not change it."""
+    torch.manual_seed(0)
+    ((images_NCHW, _),) = sixty.batches(60)
+    return with_run_rate(settle(create_model("resnet20"), images_NCHW), images_NCHW, 0.5)
+
+
 @pytest.fixture
 def make_step(dozen: Resident) -> Callable[..., Step]:
     """A step of a stage (0: joint, 1: finetune) on the dozen images, four at a time."""
@@ -94,13 +112,8 @@ def make_step(dozen: Resident) -> Callable[..., Step]:
         budget = config.losses.budget
         controller = BudgetController(budget, steps=100, device=CPU) if budget is not None else None
         table = block_costs(model, (1, 6, 6))
-        step = Step(
-            *(model, dozen, table, config, stages_of(config)[stage], controller),
-            pad=pad,
-            flip=flip,
-            amp=amp,
-            teacher=teacher,
-        )
+        task = Task(model, dozen, table, config, controller, pad=pad, flip=flip, amp=amp, teacher=teacher)
+        step = Step(task, stages_of(config)[stage])
         step.index_L.copy_(torch.arange(4))
         step.lr.fill_(0.1)
         return step

@@ -42,7 +42,7 @@ import torch._dynamo  # loaded before the first life, not in each
 import codinet.commands.train  # noqa: F401  (this too)
 from codinet import block_costs, create_model
 from codinet.cli import main
-from codinet.data import memory
+from codinet.data import free_memory
 from codinet.train import loop
 
 Fate = dict[str, Any]
@@ -57,7 +57,7 @@ def live(words: list[str], fate: Fate, stderr: int) -> None:
     loop.SAVE_SECONDS = fate.get("save_seconds", loop.SAVE_SECONDS)
     loop.ASK_EVERY = fate.get("ask_every", loop.ASK_EVERY)
     if fate.get("lazy"):
-        memory.available_bytes = lambda: 0
+        free_memory.available_bytes = lambda: 0
     if "disk" in fate:
         resource.setrlimit(resource.RLIMIT_FSIZE, (fate["disk"], fate["disk"]))
     if "rename" in fate:

@@ -16,14 +16,14 @@ import torch._dynamo  # loaded once, before the fork
 from codinet import create_model
 from codinet.config import LossConfig, RunConfig, ScheduleConfig, resolve
 from codinet.cost import block_costs
-from codinet.data.digits import load_digits
-from codinet.data.resident import Resident
+from codinet.data.batches import Resident
+from codinet.data.npz import load_digits
 from codinet.files import save_tensors
 from codinet.model import CoDiNet
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import World, joined
 from codinet.train.stages import stages_of
-from codinet.train.step import Step
+from codinet.train.step import Step, Task
 
 CPU = torch.device("cpu")
 SIZE = 2
@@ -59,7 +59,7 @@ def make_step(
     schedule = ScheduleConfig(epochs=2, finetune=1, batch=IMAGES, views=2)
     config = resolve(RunConfig("digits", losses=replace(LOSSES, paths=paths), schedule=schedule))
     table, stages = block_costs(model, (1, 8, 8)), stages_of(config)
-    step = Step(model, data, table, config, stages[stage], controller(), pad=1, flip=False, amp=False, world=world)
+    step = Step(Task(model, data, table, config, controller(), pad=1, world=world), stages[stage])
     model.train()
     step.lr.fill_(0.05)
     return step
@@ -94,7 +94,7 @@ def main(folder: Path, world: World) -> None:
     bad = replace(data, std_C=data.std_C * (world.rank == 0))
     step = make_step(network(), bad, world)
     take(step, 0, "bad", world)
-    done["bad"] = step.bad
+    done["bad"] = step.nonfinite
     save_tensors(folder / f"{world.rank}.safetensors", done)
 
 

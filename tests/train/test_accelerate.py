@@ -13,13 +13,14 @@ import torch
 
 from codinet.config import ExtraConfig, resolve
 from codinet.cost import block_costs
-from codinet.data.resident import Resident
-from codinet.model import RoutedNetwork, create_model
+from codinet.create import create_model
+from codinet.data.batches import Resident
+from codinet.model import RoutedNetwork
 from codinet.presets import paper
 from codinet.train import accelerate
 from codinet.train.budget import BudgetController
 from codinet.train.stages import stages_of
-from codinet.train.step import Speed, Step
+from codinet.train.step import Speed, Step, Task
 
 # Compilers give warnings of their own, which differ between versions.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -76,18 +77,9 @@ def _losses(make: Make, mode: str, *, amp: bool) -> list[float]:
     model = make(0).to(DEVICE).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     stage = stages_of(config)[0]
-    step = Step(
-        model,
-        data,
-        block_costs(model, (CHANNELS, SIZE, SIZE)),
-        config,
-        stage,
-        BudgetController(0.6, steps=1000, device=DEVICE),
-        pad=SIZE // 8,
-        flip=True,
-        amp=amp,
-        speed={"eager": Speed, "graph": accelerate.compiled, "kernels": accelerate.fused}[mode](),
-    )
+    table, controller = block_costs(model, (CHANNELS, SIZE, SIZE)), BudgetController(0.6, steps=1000, device=DEVICE)
+    speed = {"eager": Speed, "graph": accelerate.compiled, "kernels": accelerate.fused}[mode]()
+    step = Step(Task(model, data, table, config, controller, pad=SIZE // 8, flip=True, amp=amp), stage, speed)
     torch.manual_seed(1)
     go = accelerate.capture(step) if GPU and mode != "eager" else step
     places, found = torch.Generator().manual_seed(2), []

@@ -1,9 +1,18 @@
+import copy
 import itertools
+import math
 
 import pytest
 import torch
 
-from codinet.train.budget import BudgetController
+from codinet.cost import CostTable, block_costs
+from codinet.data.batches import Resident
+from codinet.model import RoutedNetwork
+from codinet.relaxation import hard
+from codinet.train import splits
+from codinet.train.budget import BudgetController, estimated_cost
+from codinet.train.distributed import World
+from codinet.train.splits import SplitEvaluator
 
 CPU = torch.device("cpu")
 
@@ -12,6 +21,11 @@ def controller(budget: float = 0.6, progress: float = 1.0) -> BudgetController:
     made = BudgetController(budget, steps=1000, device=CPU)
     made.aim(progress)
     return made
+
+
+def compare(made: BudgetController, cost: float, *, settling: bool) -> None:
+    """End an epoch in the first or second half of stage 1, without a network to shift."""
+    made.settle([], cost, lambda _threshold: cost, progress=1.0 if settling else 0.0)
 
 
 def gammas(made: BudgetController, cost: float, steps: int) -> list[float]:
@@ -52,16 +66,16 @@ def test_a_worked_example_of_gamma() -> None:
 def test_what_plain_images_cost_more_is_aimed_below() -> None:
     made = controller(0.6)
     made.cost.fill_(0.6)
-    made.compare(0.64, settling=False)  # half of it is believed at once
+    compare(made, 0.64, settling=False)  # half of it is believed at once
     made.aim(1.0)
     assert made.target.item() == pytest.approx(0.58)
-    made.compare(0.64, settling=False)
+    compare(made, 0.64, settling=False)
     made.aim(1.0)
     assert made.target.item() == pytest.approx(0.57)
     made.aim(0.0)
     assert made.target.item() == 1  # nothing is asked for at first
     for _ in range(20):
-        made.compare(0.5, settling=False)
+        compare(made, 0.5, settling=False)
     made.aim(1.0)
     assert made.target.item() == pytest.approx(0.7)
     assert made.integral.item() == 0
@@ -70,10 +84,10 @@ def test_what_plain_images_cost_more_is_aimed_below() -> None:
 def test_where_routers_settle_gamma_follows_the_drift_of_an_epoch() -> None:
     made = controller(0.6)
     made.integral.fill_(0.2)
-    made.compare(0.62, settling=True)
+    compare(made, 0.62, settling=True)
     assert made.integral.item() == pytest.approx(0.2 * 1.2)  # ten times 0.02 is a fifth
     made.integral.fill_(-0.001)
-    made.compare(0.55, settling=True)
+    compare(made, 0.55, settling=True)
     assert made.integral.item() == pytest.approx(-0.001 - 0.01 * 0.5)
 
 
@@ -85,7 +99,7 @@ def test_the_budget_is_met_by_plain_images_that_cost_more_than_training_batches(
         cost = 0.9 - 4 * made.gamma().item()
         made.observe(torch.tensor(cost))
         if step % 100 == 99:
-            made.compare(cost + 0.05, settling=step > 1000)
+            compare(made, cost + 0.05, settling=step > 1000)
     assert cost + 0.05 == pytest.approx(0.4, abs=0.01)
 
 
@@ -118,3 +132,79 @@ def test_a_controller_goes_on_from_its_state() -> None:
     for name, tensor in one.state().items():
         other.state()[name].copy_(tensor)
     assert gammas(other, 0.7, 10) == gammas(one, 0.7, 10)
+
+
+@pytest.fixture
+def table(half_open: RoutedNetwork) -> CostTable:
+    return block_costs(half_open, (3, 8, 8))
+
+
+@pytest.mark.parametrize("budget", [0.3, 0.8])
+def test_calibration_shifts_both_networks_until_the_evaluated_one_costs_its_budget(
+    half_open: RoutedNetwork, sixty: Resident, table: CostTable, budget: float
+) -> None:
+    evaluated, trained = copy.deepcopy(half_open).train(), copy.deepcopy(half_open)
+    evaluator = SplitEvaluator(table, CPU, World())
+    controller(budget).calibrate([evaluated, trained], evaluator.cost_at(evaluated, sixty))
+    assert evaluated.training  # as before
+    assert evaluator.evaluate(evaluated.eval(), sixty).cost_share == pytest.approx(budget, abs=0.02)
+    for one, other in zip(evaluated.parameters(), trained.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_calibration_measures_no_threshold_twice(
+    half_open: RoutedNetwork, sixty: Resident, table: CostTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[float] = []
+
+    def record(scores_B2: torch.Tensor, *, threshold: float) -> torch.Tensor:
+        measured.append(threshold)
+        return hard(scores_B2, threshold=threshold)
+
+    monkeypatch.setattr(splits, "hard", record)
+    model = copy.deepcopy(half_open)
+    controller(0.3).calibrate([model], SplitEvaluator(table, CPU, World()).cost_at(model, sixty))
+    assert len(set(measured)) > 1
+    assert len(measured) == len(set(measured)) * len(half_open.blocks)  # one batch, so once for each block
+
+
+@pytest.mark.parametrize("budget", [0.3, 0.8])
+def test_half_shifts_converge_to_the_budget(
+    half_open: RoutedNetwork, sixty: Resident, table: CostTable, budget: float
+) -> None:
+    model, made = copy.deepcopy(half_open), controller(budget)
+    evaluator = SplitEvaluator(table, CPU, World())
+    gaps = []
+    for _ in range(12):
+        plain = evaluator.evaluate(model, sixty)
+        gaps.append(abs(plain.cost_share - budget))
+        estimate = estimated_cost(table, plain.paths.run_probability_TN)
+        made.settle([model], plain.cost_share, estimate, progress=0.5)
+    assert gaps[1] > 0.2 * gaps[0]  # not all at once
+    assert gaps[-1] < 0.02
+
+
+def test_a_worked_example_of_a_half_shift(half_open: RoutedNetwork, table: CostTable) -> None:
+    # All run with a probability of 0.9, whose logit is log 9, except the first block for half of the images: 0.6.
+    probability_TN = torch.full((60, len(half_open.blocks)), 0.9)
+    probability_TN[:30, 0] = 0.6
+    path_TN = torch.ones_like(probability_TN)
+    path_TN[:30, 0] = 0
+    model, made = copy.deepcopy(half_open), controller(table.share(path_TN).mean().item())
+
+    def biases() -> list[float]:
+        return [p[1].item() for name, p in model.named_parameters() if name.endswith("out.bias")]
+
+    before = biases()
+    made.settle([model], 1.0, estimated_cost(table, probability_TN), progress=0.5)
+    (moved,) = {round(after - was, 5) for was, after in zip(before, biases(), strict=True)}
+    assert -math.log(9) / 2 < moved < -math.log(1.5) / 2
+
+
+def test_a_budget_that_is_met_moves_no_router(half_open: RoutedNetwork, sixty: Resident, table: CostTable) -> None:
+    model, evaluator = copy.deepcopy(half_open), SplitEvaluator(table, CPU, World())
+    plain = evaluator.evaluate(model, sixty)
+    made = controller(plain.cost_share + 0.003)
+    made.calibrate([model], evaluator.cost_at(model, sixty))
+    made.settle([model], plain.cost_share, estimated_cost(table, plain.paths.run_probability_TN), progress=0.9)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), half_open.parameters(), strict=True))

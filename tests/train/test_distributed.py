@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from codinet.cli import main
 from codinet.cost import block_costs
 from codinet.data import Dataset, random_views
-from codinet.data.resident import Resident
+from codinet.data.batches import Resident
 from codinet.errors import UserError
 from codinet.evaluate import evaluate
 from codinet.files import load_tensors
@@ -232,7 +232,7 @@ def test_a_run_of_two_goes_on_with_two_exactly_and_with_one(
 
     assert main(train_words(one, "--resume", *SCHEDULE)) == 0
     said = capsys.readouterr().err
-    assert said.count("The processes that train were 2 and are now 1; random views and noise are drawn anew") == 1
+    assert said.count("The number of processes changed from 2 to 1; random views and noise differ") == 1
     lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (one, whole)]
     assert len(lines[0]) == len(lines[1]) == 6
     assert lines[0][0] == lines[1][0]
@@ -296,7 +296,7 @@ def test_a_process_that_stalls_is_an_error_after_a_while(tmp_path: Path, life: L
     assert end["codes"] == [2, -signal.SIGKILL], end["said"]
     sentence = end["said"].splitlines()[-1]
     assert sentence.startswith("codinet: Another process of this training did not respond for 0.05 minutes")
-    assert sentence.endswith("with --resume continues from there.")
+    assert sentence.endswith("with --resume continues the run.")
     assert "Traceback" not in end["said"]
 
 
@@ -313,7 +313,7 @@ def test_a_run_of_one_goes_on_with_two(tmp_path: Path, life: Life) -> None:
     assert life(out, after=60, saves=1)["signal"] == signal.SIGKILL
     end = life(out, size=2)
     assert end["codes"] == [0, 0], end["said"]
-    assert end["said"].count("The processes that train were 1 and are now 2") == 1
+    assert end["said"].count("The number of processes changed from 1 to 2") == 1
 
 
 def test_bad_input_under_torchrun_is_one_sentence(tmp_path: Path, train_words: Words) -> None:
@@ -321,7 +321,7 @@ def test_bad_input_under_torchrun_is_one_sentence(tmp_path: Path, train_words: W
     said, complaints = process.communicate(timeout=60)
     assert process.returncode != 0
     assert said == ""
-    sentence = "codinet: --batch 15 cannot be shared out equally among 2 processes; use a multiple of 2."
+    sentence = "codinet: --batch must be a multiple of 2, the number of processes, got 15."
     assert [line for line in complaints.splitlines() if line.startswith("codinet: ")] == [sentence]
     assert "exitcode  : 2" in complaints
     assert "codinet/train" not in complaints  # torchrun prints a traceback of its own, and we none
@@ -333,11 +333,11 @@ def test_bad_input_under_torchrun_is_one_sentence(tmp_path: Path, train_words: W
     [
         (["--epoch", "3"], "--epoch"),
         (["--preset", "papre"], "Unknown preset 'papre'"),
-        (["--device", "cuda:7"], "There is no device 'cuda:7'"),
-        (["--views", "0"], "--views 0 leaves nothing"),
-        (["--holdout", "64"], "--holdout 64 leaves nothing"),
-        (["--sync-bn"], "--sync-bn needs GPUs, and this training is on cpu"),
-        (["--lr", "1e38", "--warmup", "0"], "loss stopped being a finite number at step"),
+        (["--device", "cuda:7"], "Device 'cuda:7' is not available"),
+        (["--views", "0"], "--views must be 1 or more, got 0"),
+        (["--holdout", "64"], "--holdout must be below 64"),
+        (["--sync-bn"], "--sync-bn requires GPUs, and this training runs on cpu"),
+        (["--lr", "1e38", "--warmup", "0"], "loss was not finite at step"),
     ],
 )
 def test_what_is_wrong_is_told_once_and_ends_all(tmp_path: Path, life: Life, words: list[str], sentence: str) -> None:
@@ -372,12 +372,12 @@ def test_a_world_of_one_makes_the_same_run(
 
 def test_a_process_of_its_own_asks_nobody() -> None:
     world, tensor = World(), torch.ones(3, requires_grad=True)
-    assert world.leads
-    assert world.rows(tensor) is tensor
+    assert world.is_rank0
+    assert world.gather_rows(tensor) is tensor
     assert world.gather("x") == ["x"]
-    assert world.lead(lambda: 3) == world.each(lambda: 3) == 3
+    assert world.on_rank0(lambda: 3) == world.on_every_rank(lambda: 3) == 3
     model = torch.nn.BatchNorm1d(3)
-    assert world.share(model) is model
+    assert world.data_parallel(model) is model
 
 
 def test_statistics_come_back_as_they_were() -> None:

@@ -9,12 +9,13 @@ import torch
 
 from codinet.config import LossConfig, RunConfig, resolve
 from codinet.data import Dataset
-from codinet.data.digits import load_digits
+from codinet.data.npz import load_digits
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation, evaluate
 from codinet.presets import demo
 from codinet.runs import RunFolder
-from codinet.train import accelerate, judging, loop
+from codinet.train import accelerate, budget, loop, splits
+from codinet.train.accelerate import Execution
 from codinet.train.step import Speed
 
 CPU = torch.device("cpu")
@@ -105,7 +106,7 @@ def test_the_test_set_can_be_left_alone_until_the_end(
         seen.append(found.n)
         return found
 
-    monkeypatch.setattr(judging, "evaluate", listen)
+    monkeypatch.setattr(splits, "evaluate", listen)
     listener = train(tmp_path / "run", replace(small_run, data=replace(small_run.data, watch="train")), few)
     assert {(row["watched"], row["n"]) for row in listener.rows} == {("train", 64)}
     assert seen.count(40) == 1
@@ -122,9 +123,9 @@ def test_figures_that_stay_are_exact_and_others_as_precise_as_the_training(
         halved.append(torch.is_autocast_enabled("cpu"))
         return evaluate(model, batches, table)
 
-    monkeypatch.setattr(judging, "evaluate", listen)
-    monkeypatch.setattr(judging, "TOLERANCE", 1.0)  # one look is enough to calibrate
-    loop.train(tmp_path / "run", small_run, few, device=CPU, amp=amp)
+    monkeypatch.setattr(splits, "evaluate", listen)
+    monkeypatch.setattr(budget, "TOLERANCE", 1.0)  # one look is enough to calibrate
+    loop.train(tmp_path / "run", small_run, few, device=CPU, execution=Execution(amp=amp))
     # An epoch and what plain images cost, an epoch and a calibration, another epoch and calibration, and the test set.
     assert halved == [amp, amp, False, False, False, False, False]
 
@@ -151,8 +152,8 @@ def test_what_cannot_be_compiled_is_told_and_left_out(
         raise RuntimeError("no compiler here\nand more")
 
     monkeypatch.setattr(accelerate, "compiled", fail)
-    listener = train(tmp_path / "run", small_run, few, compile=True)
-    assert listener.warnings == ["Compiling or capturing the step failed (no compiler here); going on without."]
+    listener = train(tmp_path / "run", small_run, few, execution=Execution(compile=True))
+    assert listener.warnings == ["Compiling or capturing the step failed (no compiler here); continuing without."]
     assert_same_run(tmp_path / "run", whole)
 
 
@@ -169,12 +170,12 @@ def test_kernels_that_fail_are_told_and_left_out_alone(
         compiled.append("yes")
         return Speed()
 
-    monkeypatch.setattr(loop, "available", lambda _device: True)  # a GPU's kernels are not for the CPU
+    monkeypatch.setattr(accelerate, "available", lambda _device: True)  # a GPU's kernels are not for the CPU
     monkeypatch.setattr(accelerate, "fused", fail)
     monkeypatch.setattr(accelerate, "compiled", compile)
-    listener = train(tmp_path / "run", small_run, few, compile=True, amp=True, kernels=True)
+    listener = train(tmp_path / "run", small_run, few, execution=Execution(compile=True, amp=True, kernels=True))
     said = [warning for warning in listener.warnings if warning != loop.COLLAPSE]  # which so short a run may do
-    assert said == ["The fused kernels failed (too large for this chip); going on without."]
+    assert said == ["The fused kernels failed (too large for this chip); continuing without."]
     assert compiled
 
 
@@ -186,7 +187,7 @@ def test_steps_that_do_not_fit_in_memory_are_told(
     memory_of: Callable[[int], AbstractContextManager[None]],
 ) -> None:
     schedule = replace(small_run.schedule, views=10_000)
-    sentence = r"The memory of cpu is too small for steps of 16 .* smaller --batch"
+    sentence = r"cpu has too little memory for steps of 16 .* smaller --batch"
     with memory_of(2**27), pytest.raises(UserError, match=sentence):
         train(tmp_path / "run", replace(small_run, schedule=schedule), few)
 
@@ -194,9 +195,12 @@ def test_steps_that_do_not_fit_in_memory_are_told(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schedule": {"batch": 65}}, "--batch 65 is more than the 64 training images"),
-        ({"data": {"holdout": 64}}, "--holdout 64 leaves nothing of 64"),
-        ({"losses": {"budget": 0.001}}, r"A budget of 0\.001 cannot be met: .* still costs 0\.0\d+"),
+        ({"schedule": {"batch": 65}}, "--batch must be at most 64, the number of training images, got 65"),
+        ({"data": {"holdout": 64}}, "--holdout must be below 64, the number of training images, got 64"),
+        (
+            {"losses": {"budget": 0.001}},
+            r"The budget must be at least 0\.0\d+, .* with every block skipped, got 0\.001",
+        ),
     ],
 )
 def test_settings_that_cannot_work_leave_no_folder_in_the_way(

@@ -10,7 +10,7 @@ from codinet.data import Dataset
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation
 from codinet.runs import RunFolder
-from codinet.train import checkpoint, judging, loop
+from codinet.train import budget, checkpoint, loop
 
 Train = Callable[..., Any]
 
@@ -29,7 +29,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 ) -> None:
     config = replace(small_run, schedule=replace(small_run.schedule, lr=lr, warmup=0.0))
     with pytest.raises(
-        UserError, match=r"The \w+ loss stopped .* at step [2-4] of epoch 1 of the joint stage; start again"
+        UserError, match=r"The \w+ loss was not finite at step [2-4] of epoch 1 of the joint stage; start again"
     ):
         train(tmp_path / "run", config, few)
     assert not checkpoints(tmp_path / "run")
@@ -41,7 +41,7 @@ def test_weights_spoilt_by_the_last_step_of_an_epoch_are_not_kept(
 ) -> None:
     # One step an epoch, so that no later loss in it can tell.
     schedule = replace(small_run.schedule, lr=3e38, weight_decay=1e3, warmup=0.0, batch=64)
-    with pytest.raises(UserError, match=r"The weights stopped being finite numbers in epoch 1 of the joint stage"):
+    with pytest.raises(UserError, match=r"The weights were not finite in epoch 1 of the joint stage"):
         train(tmp_path / "run", replace(small_run, schedule=schedule), few)
     assert not checkpoints(tmp_path / "run")
 
@@ -70,15 +70,15 @@ def test_routing_that_does_not_depend_on_the_image_is_told(
 def test_a_network_that_misses_its_budget_on_test_images_is_told(
     train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judging, "TOLERANCE", 1.0)  # nothing is calibrated
+    monkeypatch.setattr(budget, "TOLERANCE", 1.0)  # nothing is calibrated
     schedule = replace(small_run.schedule, lr=1e-6, finetune_lr=1e-6)  # routers stay as open as they start
     config = replace(small_run, schedule=schedule, losses=replace(small_run.losses, budget=0.5))
     listener = train(tmp_path / "run", config, few)
     share = RunFolder.open(tmp_path / "run").load_evaluation()["cost_share"]
     assert abs(share - 0.5) > 0.02
-    assert f"test images cost {share:.3f} of the static network where 0.5 was asked for" in listener.warnings[-1]
+    assert f"Test images cost {share:.3f} of the static network, and the budget is 0.5" in listener.warnings[-1]
     met = replace(config, losses=replace(config.losses, budget=min(1.0, round(share, 2))))
-    assert not any("test images" in warning for warning in train(tmp_path / "met", met, few).warnings)
+    assert not any("Test images" in warning for warning in train(tmp_path / "met", met, few).warnings)
 
 
 def test_a_network_that_nothing_teaches_to_skip_is_told_to_have_collapsed(

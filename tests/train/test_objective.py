@@ -8,7 +8,7 @@ from torch import nn
 
 from codinet import UserError, block_costs, create_model, make_dynamic
 from codinet.config import LossConfig
-from codinet.data.digits import load_digits
+from codinet.data.npz import load_digits
 from codinet.losses import Terms, consistency, diversity, expected_cost, score_decay, total
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
@@ -123,7 +123,7 @@ def test_one_that_was_kept_goes_on_as_the_other() -> None:
     ("words", "sentence"),
     [
         ({"budget": 1.5}, "budget must be a finite number above 0 and of at most 1, got 1.5"),
-        ({"budget": 1e-6}, "with every block skipped the network still costs"),
+        ({"budget": 1e-6}, "The budget must be at least .* with every block skipped, got 1e-06"),
         ({"losses": LossConfig(gamma=0.1)}, "losses must not set budget or gamma"),
         ({"losses": LossConfig(alpha=-1.0)}, "alpha of losses must be a finite number from 0 to 1e[+]06, got -1.0"),
         ({"losses": LossConfig(m_d=NAN)}, "m_d of losses must be a finite number .* got nan"),
@@ -164,7 +164,7 @@ def empty(got: RoutedOutput, labels: torch.Tensor) -> tuple[Any, ...]:
     ("spoil", "sentence"),
     [
         (empty, "logits must be a tensor of floats, B×K and not empty"),
-        (lambda got, labels: (got, labels, 4), "6 inputs are not 4 views of every image"),
+        (lambda got, labels: (got, labels, 4), "The number of inputs must be a multiple of views = 4, got 6"),
         (lambda got, labels: (got, labels, 0), "views must be a whole number from 1 to 2147483647, got 0"),
         (lambda got, labels: (got, labels, 2.0), "views must be a whole number"),
         (lambda got, labels: (got, labels[:4], 2), "labels must be a tensor of numbers, 6 and not empty"),
@@ -193,7 +193,7 @@ def test_a_batch_that_does_not_fit_is_refused_and_leaves_the_controller_alone(sp
     [
         (torch.zeros(0, *SHAPE), 250, "images must be a tensor of floats, B×C×H×W and not empty"),
         (torch.full((2, *SHAPE), NAN), 250, "images must hold finite numbers"),
-        (torch.zeros(2, 3, 8, 8), 250, "images of 1 channels"),
+        (torch.zeros(2, 3, 8, 8), 250, "must have 1 channels"),
         (torch.zeros(2, *SHAPE), 0, "batch must be a whole number from 1 to"),
     ],
 )

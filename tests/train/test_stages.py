@@ -5,7 +5,7 @@ import pytest
 
 from codinet.config import NetworkConfig, RunConfig, ScheduleConfig
 from codinet.relaxation import gumbel, hard, straight_through
-from codinet.train.stages import grip_at, stages_of
+from codinet.train.stages import decay_scale, stages_of
 
 
 def run(network: NetworkConfig | None = None, **schedule: object) -> RunConfig:
@@ -88,4 +88,4 @@ def test_the_second_stage_is_a_cosine_of_its_own_rate_without_warm_up() -> None:
 
 @pytest.mark.parametrize(("done", "grip"), [(0, 1), (0.5, 1), (0.75, 0.5), (0.9, 0.2), (1, 0)])
 def test_margins_are_let_go_over_the_second_half(done: float, grip: float) -> None:
-    assert grip_at(done) == pytest.approx(grip)
+    assert decay_scale(done) == pytest.approx(grip)

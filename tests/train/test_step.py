@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from codinet.config import ExtraConfig, LossConfig
 from codinet.cost import CostTable, block_costs
 from codinet.data import random_views
-from codinet.data.resident import Resident
+from codinet.data.batches import Resident
 from codinet.losses import Terms, consistency, diversity, expected_cost, total
 from codinet.model import RoutedNetwork
 from codinet.relaxation import hard, run_probability
@@ -141,12 +141,12 @@ def test_the_first_bad_loss_is_named(two_blocks: Network, make_step: MakeStep) -
     model = two_blocks(0)
     step = make_step(model)
     step()
-    assert step.first_bad() is None
+    assert step.first_nonfinite() is None
     with torch.no_grad():
         model.get_parameter("fc.weight")[0, 0] = torch.inf
     step()
     step()
-    assert step.first_bad() == (1, "classification")
+    assert step.first_nonfinite() == (1, "classification")
 
 
 def test_a_bad_router_is_told_from_a_bad_classifier(two_blocks: Network, make_step: MakeStep) -> None:
@@ -155,10 +155,10 @@ def test_a_bad_router_is_told_from_a_bad_classifier(two_blocks: Network, make_st
         model.get_parameter("routers.each.1.out.bias")[1] = torch.nan
     step = make_step(model, stage=1)  # a hard decision of NaN skips the block, and the network goes on
     step()
-    assert step.first_bad() is None
+    assert step.first_nonfinite() is None
     step = make_step(model, LossConfig(gamma=0.0))
     step()
-    assert step.first_bad() == (0, "classification")
+    assert step.first_nonfinite() == (0, "classification")
 
 
 def test_means_are_over_the_steps_since_the_sums_were_cleared(two_blocks: Network, make_step: MakeStep) -> None:
@@ -197,7 +197,7 @@ def test_bfloat16_keeps_losses_and_weights_in_float32(two_blocks: Network, make_
     model = two_blocks(0)
     step = make_step(model, amp=True)
     step()
-    assert step.first_bad() is None
+    assert step.first_nonfinite() is None
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 

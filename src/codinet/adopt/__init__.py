@@ -1,7 +1,7 @@
-"""Routing for a network that already exists: its own parts and weights, and routers added.
+"""Adds routing to an existing network. The network's own modules and weights are used; only routers are new.
 
-`resnet` uses the names that torchvision and timm give the parts of a ResNet. `chain` takes any network whose residual
-blocks follow one another; the caller says which they are.
+`resnet` recognises ResNets by the names that torchvision and timm give their parts. `chain` handles any network whose
+residual blocks run one after another; the caller names the blocks.
 """
 
 from torch import nn
@@ -22,19 +22,24 @@ def make_dynamic(
     router: str = "fc",
     image_shape: tuple[int, int, int] | None = None,
 ) -> RoutedNetwork:
-    """A routed network made of `module`'s own parts; weights are shared.
+    """Add a router before every residual block of an existing network. Weights are shared with `module`.
 
-    A ResNet as torchvision or timm build it needs no other argument. For any other network, `blocks` says which of its
-    modules are residual blocks: their class, or their names, in which `*` matches anything ("features.*"). Blocks that
-    keep the shape of their input are routed; the others always run. `image_shape` is (channels, height, width) of the
-    images, by default 224×224. `router` is "fc", "cnn" or "rnn".
+    Args:
+        module: The network. A ResNet built like torchvision's or timm's needs no other argument.
+        blocks: Which modules are residual blocks: their class, or one or more names, in which `*` matches anything
+            ("features.*"). Blocks that keep the shape of their input are routed; the others always run.
+        router: "fc", "cnn" or "rnn".
+        image_shape: Channels, height and width of the images, for use with `blocks`; by default 224×224.
+
+    Returns:
+        The routed network. A network that cannot be routed is a `UserError`.
     """
     require_kind("module", module, nn.Module, "a torch module")
     if isinstance(module, RoutedNetwork):
-        raise UserError(f"make_dynamic takes a network without routing, and this {type(module).__name__} is routed.")
+        raise UserError(f"module must not have routers already, got {type(module).__name__}.")
     require_choice("router", router, ROUTERS)
     if blocks is not None:
         return AdoptedChain(module, blocks, router, image_shape)
     if image_shape is not None:
-        raise UserError("make_dynamic takes an image_shape together with blocks; a ResNet that it knows needs neither.")
+        raise UserError("image_shape requires blocks; leave it out for a ResNet.")
     return AdoptedResNet(module, router)

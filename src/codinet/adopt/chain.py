@@ -1,7 +1,7 @@
-"""A routed network over any module whose residual blocks follow one another: ConvNeXts, MobileNets, transformers, …
+"""A routed network over any module whose residual blocks run one after another: ConvNeXts, MobileNets, transformers, …
 
-The module's forward is traced once and cut at the blocks (`tracing`). Operations between two blocks belong to the
-second, and run whether it is skipped or not. Routing gets the features as maps, whatever their axes (`layout`).
+The module's forward is traced once and split at the blocks (`tracing`). Operations between two blocks belong to the
+second one and always run. Routers get the features as maps, B×C×H×W, whatever the module's own layout.
 """
 
 import copy
@@ -10,8 +10,16 @@ from collections.abc import Sequence
 import torch
 from torch import fx, nn
 
-from codinet.adopt.layout import Layout
-from codinet.adopt.tracing import Blocks, Kept, chosen, cut, first_convolution, skippable, traced
+from codinet.adopt.tracing import (
+    BlockCall,
+    Blocks,
+    Layout,
+    find_skippable,
+    first_convolution,
+    select_blocks,
+    split_graph,
+    trace_forward,
+)
 from codinet.backbones import Block
 from codinet.checks import require_image_shape, shown
 from codinet.errors import UserError
@@ -22,36 +30,51 @@ from codinet.routers import ROUTERS
 class Segment:
     """A part of a module's forward, from one tensor to another. Submodules are looked up when it is called."""
 
-    def __init__(self, module: nn.Module, in_training: fx.Graph, in_use: fx.Graph) -> None:
-        self.module, self.in_training, self.in_use = module, in_training, in_use
+    def __init__(self, module: nn.Module, in_training: fx.Graph, in_evaluation: fx.Graph) -> None:
+        self.module, self.in_training, self.in_evaluation = module, in_training, in_evaluation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        graph = self.in_training if self.module.training else self.in_use
-        return x if len(graph.nodes) == 2 else fx.Interpreter(self.module, graph=graph).run(x)  # 2: in and out
+        graph = self.in_training if self.module.training else self.in_evaluation
+        is_identity = len(graph.nodes) == 2  # input and output
+        return x if is_identity else fx.Interpreter(self.module, graph=graph).run(x)
 
 
 class ChainBlock(Block):
-    """A block that keeps the shape, after the operations before it. Skipping it leaves these operations."""
+    """A block that keeps the shape, and the operations before it, which run even if the block is skipped.
 
-    def __init__(self, name: str, before: Segment, block: nn.Module, given: Layout, kept: Kept) -> None:
-        """`given` is the layout of the features that come in; the block may use another."""
+    Args:
+        name: The block's name in the module.
+        before: The operations between the previous block and this one.
+        block: The block.
+        input_layout: The layout of the features before `before`; the block itself may use another.
+        call: How the module calls the block.
+    """
+
+    def __init__(self, name: str, before: Segment, block: nn.Module, input_layout: Layout, call: BlockCall) -> None:
         super().__init__()
-        self.name, self.before, self.block, self.given, self.kept = name, before, block, given, kept
-        # Whether either writes into its input, which routers and the shortcut need unchanged.
+        self.name, self.before, self.block, self.input_layout, self.call = name, before, block, input_layout, call
+        # Whether either changes its input in place. Routers and the shortcut need it unchanged.
         self.before_writes = self.writes = False
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        own = self.given.own(x_BCHW.clone() if self.before_writes else x_BCHW)
-        return self.kept.layout.maps(self.before(own))
+        x = self.input_layout.from_maps(x_BCHW.clone() if self.before_writes else x_BCHW)
+        return self.call.layout.to_maps(self.before(x))
 
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
-        layout, args, kwargs = self.kept
-        own = layout.own(shortcut_BCHW.clone() if self.writes else shortcut_BCHW)
-        return layout.maps(self.block(own, *args, **kwargs))
+        layout, args, kwargs = self.call
+        x = layout.from_maps(shortcut_BCHW.clone() if self.writes else shortcut_BCHW)
+        return layout.to_maps(self.block(x, *args, **kwargs))
 
 
 class AdoptedChain(RoutedNetwork):
-    """The foreign network under the name `module`, and routers."""
+    """The original network as `module`, and routers.
+
+    Args:
+        module: The network.
+        blocks: Its residual blocks: their class, or names with wildcards.
+        router: The kind of router.
+        image_shape: Channels, height and width of the images; by default 224×224.
+    """
 
     paper_unit = 1
 
@@ -64,68 +87,66 @@ class AdoptedChain(RoutedNetwork):
         self.module, first = module, first_convolution(module)
         shape = image_shape or (first.in_channels, 224, 224)
         images = torch.empty(2, *shape, dtype=first.weight.dtype, device="meta")
-        names = chosen(module, blocks)
-        in_training, in_use = traced(module, names)
-        kept = skippable(module, in_use, names, images)
-        names, layouts = list(kept), [block.layout for block in kept.values()]
-        parts = [Segment(module, *both) for both in zip(cut(in_training, names), cut(in_use, names), strict=True)]
-        self._stem, *befores, self._head = parts
+        names = select_blocks(module, blocks)
+        in_training, in_evaluation = trace_forward(module, names)
+        calls = find_skippable(module, in_evaluation, names, images)
+        names, layouts = list(calls), [call.layout for call in calls.values()]
+        graphs = zip(split_graph(in_training, names), split_graph(in_evaluation, names), strict=True)
+        self._stem, *befores, self._head = [Segment(module, *both) for both in graphs]
+        self._first_layout, self._last_layout = layouts[0], layouts[-1]
         # Wrappers in a tuple are not submodules, so the blocks keep their names in the module.
-        self._first, self._last = layouts[0], layouts[-1]
         self._blocks = tuple(
-            ChainBlock(name, before, module.get_submodule(name), given, kept[name])
-            for name, before, given in zip(names, befores, [self._first, *layouts[:-1]], strict=True)
+            ChainBlock(name, before, module.get_submodule(name), input_layout, calls[name])
+            for name, before, input_layout in zip(names, befores, [layouts[0], *layouts[:-1]], strict=True)
         )
-        _look(self, images)
+        _inspect_blocks(self, images)
         self.routers = ROUTERS[router]([block.in_channels for block in self._blocks])
         self.routers.to(first.weight.device, first.weight.dtype).train(module.training)
         self.in_channels, self.image_shape = shape[0], image_shape
         self.training = module.training
-        _require_same(self, shape)
+        _require_same_logits(self, shape)
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._first.maps(self._stem(images_BCHW))
+        return self._first_layout.to_maps(self._stem(images_BCHW))
 
     @property
     def blocks(self) -> Sequence[ChainBlock]:
         return self._blocks
 
     def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._head(self._last.own(x_BCHW))
+        return self._head(self._last_layout.from_maps(x_BCHW))
 
 
 @torch.no_grad()
-def _look(network: AdoptedChain, images_BCHW: torch.Tensor) -> None:
-    """Note the channels of every block in a pass on shapes, and which of them write into their input.
-
-    Writing into a tensor raises its version.
-    """
-    shapes = copy.deepcopy(network).to("meta").eval()
-    x = shapes.stem(images_BCHW)
-    for block, shape in zip(network.blocks, shapes.blocks, strict=True):
-        block.in_channels, version = x.shape[1], x._version
-        skipped = shape.shortcut(x)
+def _inspect_blocks(network: AdoptedChain, images_BCHW: torch.Tensor) -> None:
+    """Set each block's channels and whether it changes its input in place, from a pass on the meta device."""
+    meta = copy.deepcopy(network).to("meta").eval()
+    x = meta.stem(images_BCHW)
+    for block, meta_block in zip(network.blocks, meta.blocks, strict=True):
+        block.in_channels, version = x.shape[1], x._version  # a write increments the version
+        skipped = meta_block.shortcut(x)
         block.before_writes, version = x._version != version, skipped._version
-        x = shape.run(x, skipped)
+        x = meta_block.run(x, skipped)
         block.writes = skipped._version != version
 
 
 @torch.no_grad()
-def _require_same(network: AdoptedChain, shape: tuple[int, int, int]) -> None:
-    """With every block run the logits must be the module's. Tracing misses random numbers in a forward, for example."""
+def _require_same_logits(network: AdoptedChain, shape: tuple[int, int, int]) -> None:
+    """Require the module's logits when every block runs. They differ e.g. if the forward draws random numbers."""
     weight = first_convolution(network).weight
     if weight.is_meta:
         return
-    own = torch.Generator().manual_seed(0)  # leaves the global random state unchanged
-    images_1CHW = torch.randn(1, *shape, generator=own).to(weight.device, weight.dtype)
+    generator = torch.Generator().manual_seed(0)  # leaves the global RNG state unchanged
+    images_1CHW = torch.randn(1, *shape, generator=generator).to(weight.device, weight.dtype)
     with in_evaluation(network):
-        wished_1K = network.module(images_1CHW)
-        if not isinstance(wished_1K, torch.Tensor):
-            raise UserError(f"make_dynamic needs a network that returns logits as a tensor, got {shown(wished_1K)}.")
-        wished_1K = wished_1K.float()
-        got_1K = network(images_1CHW, force=torch.ones(len(network.blocks))).logits_BK
-    if not torch.allclose(got_1K, wished_1K, rtol=0.01, atol=0.01 * wished_1K.abs().max().item(), equal_nan=True):
+        expected_1K = network.module(images_1CHW)
+        if not isinstance(expected_1K, torch.Tensor):
+            raise UserError(f"The network must return logits as a tensor, got {shown(expected_1K)}.")
+        expected_1K = expected_1K.float()
+        logits_1K = network(images_1CHW, force=torch.ones(len(network.blocks))).logits_BK
+    tolerance = 0.01 * expected_1K.abs().max().item()
+    if not torch.allclose(logits_1K, expected_1K, rtol=0.01, atol=tolerance, equal_nan=True):
         raise UserError(
-            f"This {type(network.module).__name__} gives other answers than its parts one after the other; "
-            "move everything else that its forward does into modules."
+            f"The traced parts of this {type(network.module).__name__} give other logits than its forward; move all "
+            "operations of its forward into modules."
         )

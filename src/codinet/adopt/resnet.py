@@ -1,7 +1,7 @@
-"""A routed network over a ResNet that already exists: torchvision's, timm's, or any built like theirs.
+"""A routed network over an existing ResNet: torchvision's, timm's, or any with the same part names.
 
-It uses the names of a module's parts and imports neither library. The network is made of the module's own parts, so
-weights are shared, and adds nothing but routers.
+Neither library is imported. The routed network consists of the module's own parts, so weights are shared; only routers
+are new.
 """
 
 import copy
@@ -19,25 +19,25 @@ from codinet.errors import UserError, first_line
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 
-# In this order. "|" separates two names of a part; "?" marks a part that networks for small images do not have.
+# In order. "|" separates alternative names of a part; "?" marks a part that networks for small images lack.
 STEM = ("conv1", "bn1", "relu|act1", "maxpool?")
 HEAD = ("avgpool|global_pool", "fc")
 
 
 class AdoptedBlock(Block):
-    """A foreign residual block, run by its own forward, so that everything inside it (SE, drop-path) stays.
+    """A residual block of the module, run by its own forward, so that everything inside it (SE, drop-path) is kept.
 
-    That forward projects its input itself, so a block with a `downsample` would project twice: once for the shortcut
-    and once in its forward. In training the forward is given the shortcut that exists already; otherwise a BatchNorm in
-    it would count the batch twice. This is not possible for a block that projects something other than its input. A
-    block that writes into its input gets a copy.
+    The forward of a block with a `downsample` projects its input itself, so the projection would run twice: for the
+    shortcut and in the forward. In training, the forward therefore gets the projected shortcut; otherwise a BatchNorm
+    in `downsample` would count the batch twice. This requires that the forward projects exactly its input. A block that
+    changes its input in place gets a copy.
     """
 
     def __init__(self, name: str, block: nn.Module) -> None:
         super().__init__()
         self.name, self.block = name, block
-        self.writes = False  # whether the forward writes into its input
-        self.projects = False  # whether the forward calls a module `downsample` with its input, unchanged
+        self.writes = False  # whether the forward changes its input in place
+        self.projects = False  # whether the forward calls `downsample` with its unchanged input
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         downsample = getattr(self.block, "downsample", None)
@@ -46,55 +46,60 @@ class AdoptedBlock(Block):
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
         if not self.projects or not self.block.get_submodule("downsample").training:
             return self(x_BCHW)
-        return _with_shortcut(self.block, self._own(shortcut_BCHW))(self._own(x_BCHW))
+        return _with_shortcut(self.block, self._safe(shortcut_BCHW))(self._safe(x_BCHW))
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.block(self._own(x_BCHW))
+        return self.block(self._safe(x_BCHW))
 
-    def _own(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Features that the block may write into: routers and shortcuts need them unchanged."""
+    def _safe(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Features that the block may change: routers and shortcuts need the originals."""
         return x_BCHW.clone() if self.writes else x_BCHW
 
 
-class _Answer(nn.Module):
-    """Returns one tensor, whatever its input."""
+class _Constant(nn.Module):
+    """Returns one tensor for any input."""
 
-    def __init__(self, answer_BCHW: torch.Tensor) -> None:
+    def __init__(self, output_BCHW: torch.Tensor) -> None:
         super().__init__()
-        self.answer_BCHW = answer_BCHW
+        self.output_BCHW = output_BCHW
 
     def forward(self, _x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.answer_BCHW
+        return self.output_BCHW
 
 
 def _with_shortcut(block: nn.Module, shortcut_BCHW: torch.Tensor) -> nn.Module:
-    """A block that shares all parts with this one, but whose `downsample` is this tensor. The block does not change."""
+    """A twin that shares all parts with the block, but whose `downsample` returns this tensor."""
     twin = object.__new__(type(block))
     twin.__dict__.update(block.__dict__)
-    twin.__dict__["_modules"] = {**block._modules, "downsample": _Answer(shortcut_BCHW)}
+    twin.__dict__["_modules"] = {**block._modules, "downsample": _Constant(shortcut_BCHW)}
     return twin
 
 
 class AdoptedResNet(RoutedNetwork):
-    """The parts of a foreign ResNet under their own names, and routers."""
+    """The parts of a ResNet under their own names, and routers.
+
+    Args:
+        module: The ResNet.
+        router: The kind of router.
+    """
 
     paper_unit = 1
 
     def __init__(self, module: nn.Module, router: str) -> None:
         super().__init__()
-        self._stem, stages, (self._pool, self._fc) = _find_parts(module)
-        for name in (*self._stem, *stages, self._pool, self._fc):
+        self._stem, groups, (self._pool, self._fc) = _find_parts(module)
+        for name in (*self._stem, *groups, self._pool, self._fc):
             self.add_module(name, module.get_submodule(name))
         self.dropout = nn.Dropout(getattr(module, "drop_rate", None) or 0.0)  # timm's, before the classifier
-        # Wrappers in a tuple are not submodules, so the blocks keep their names under layer1 … layerS.
+        # Wrappers in a tuple are not submodules, so the blocks keep their names under layer1, layer2, …
         self._blocks = tuple(
-            AdoptedBlock(f"{stage}.{position}", block)
-            for stage in stages
-            for position, block in enumerate(cast(nn.Sequential, module.get_submodule(stage)))
+            AdoptedBlock(f"{group}.{index}", block)
+            for group in groups
+            for index, block in enumerate(cast(nn.Sequential, module.get_submodule(group)))
         )
-        for adopted, found in zip(self._blocks, _look(self, module), strict=True):
-            adopted.in_channels, adopted.writes, adopted.projects = found
-        self.routers = ROUTERS[router]([adopted.in_channels for adopted in self._blocks])
+        for block, info in zip(self._blocks, _inspect_blocks(self, module), strict=True):
+            block.in_channels, block.writes, block.projects = info
+        self.routers = ROUTERS[router]([block.in_channels for block in self._blocks])
         self.in_channels, weight = first_convolution(module).in_channels, first_convolution(module).weight
         self.routers.to(weight.device, weight.dtype).train(module.training)
         self.training = self.dropout.training = module.training  # the module's own parts keep their modes
@@ -120,30 +125,32 @@ class AdoptedResNet(RoutedNetwork):
 
 
 def _find_parts(module: nn.Module) -> tuple[list[str], list[str], list[str]]:
-    """The names of the stem's parts, of the stages and of the head's parts."""
+    """The names of the parts of the stem, of the groups of blocks, and of the parts of the head."""
     parts = dict(module.named_children())
     stem, head = (
-        [next((name for name in part.rstrip("?").split("|") if name in parts), part) for part in group]
-        for group in (STEM, HEAD)
+        [next((name for name in part.rstrip("?").split("|") if name in parts), part) for part in expected]
+        for expected in (STEM, HEAD)
     )
     stem = [name for name in stem if not name.endswith("?")]
-    stages = list(itertools.takewhile(parts.__contains__, (f"layer{s}" for s in itertools.count(1))))
-    flaws = [f"no {name}" for name in (*stem, *head) if name not in parts]
-    flaws += [f"no {name}" for name in stages or ["layer1"] if not isinstance(parts.get(name), nn.Sequential)]
-    unplaced = set(parts).difference(stem, stages, head)
-    flaws += [f"also {name}" for name in sorted(unplaced) if list(parts[name].parameters())]
-    if flaws:
-        wanted = ", ".join(STEM).replace("?", " (or none)")
+    groups = list(itertools.takewhile(parts.__contains__, (f"layer{number}" for number in itertools.count(1))))
+    problems = [f"no {name}" for name in (*stem, *head) if name not in parts]
+    problems += [
+        f"no nn.Sequential {name}" for name in groups or ["layer1"] if not isinstance(parts.get(name), nn.Sequential)
+    ]
+    others = set(parts).difference(stem, groups, head)
+    problems += [f"an unknown {name}" for name in sorted(others) if list(parts[name].parameters())]
+    if problems:
+        expected_stem = ", ".join(STEM).replace("?", " (optional)")
         raise UserError(
-            f"make_dynamic looks for a ResNet made of {wanted}, layer1 … layerS (nn.Sequentials of residual blocks), "
-            f"{', '.join(HEAD)}; this {type(module).__name__} has {', '.join(flaws)}. Say which of its modules are "
-            "residual blocks, with blocks=."
+            f"A ResNet must consist of {expected_stem}, layer1, layer2, … (each an nn.Sequential of residual blocks), "
+            f"{', '.join(HEAD)}; this {type(module).__name__} has {', '.join(problems)}. For other networks, name the "
+            "residual blocks with blocks=."
         )
-    return stem, stages, head
+    return stem, groups, head
 
 
-class _Look(NamedTuple):
-    """The channels that a block takes, and the two properties of `AdoptedBlock`."""
+class _BlockInfo(NamedTuple):
+    """The channels of a block's input, and the two properties of `AdoptedBlock`."""
 
     in_channels: int
     writes: bool
@@ -151,64 +158,64 @@ class _Look(NamedTuple):
 
 
 @torch.no_grad()
-def _look(network: AdoptedResNet, module: nn.Module) -> list[_Look]:
-    """Look at each block in a pass on shapes; refuses a block whose shortcut cannot replace its output."""
-    shapes = copy.deepcopy(network).to("meta").eval()
-    first = first_convolution(shapes)
+def _inspect_blocks(network: AdoptedResNet, module: nn.Module) -> list[_BlockInfo]:
+    """Inspect each block in a pass on the meta device; `UserError` if its shortcut cannot replace its output."""
+    meta = copy.deepcopy(network).to("meta").eval()
+    first = first_convolution(meta)
     images = torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta")
     try:
-        x = shapes.stem(images)
-    except Exception as error:  # a foreign module may fail in any way
+        x = meta.stem(images)
+    except Exception as error:  # any module may fail in any way
         raise UserError(
             f"The {', '.join(network.stem_parts)} of this {type(module).__name__} fail on images of "
             f"{first.in_channels}×224×224: {first_line(error)}"
         ) from error
-    given = _given_to_blocks(module, images)
-    if given is not None and given != x.shape:
+    actual = _input_of_layer1(module, images)
+    if actual is not None and actual != x.shape:
         raise UserError(
-            f"The forward of this {type(module).__name__} hands layer1 {tuple(given)} where its "
-            f"{', '.join(network.stem_parts)} give {tuple(x.shape)}; move what it does in between into a module."
+            f"The forward of this {type(module).__name__} passes {tuple(actual)} to layer1, but its "
+            f"{', '.join(network.stem_parts)} return {tuple(x.shape)}; move the operations in between into a module."
         )
-    looks = []
-    for block in shapes.blocks:
+    infos = []
+    for block in meta.blocks:
         try:
             skipped = tuple(block.shortcut(x).shape)
-            x, look = _watch(block, x)
+            x, info = _inspect_block(block, x)
         except Exception as error:  # as above
-            raise UserError(f"{block.name} cannot be routed, it fails on its own input: {first_line(error)}") from error
+            raise UserError(f"{block.name} cannot be routed, it fails on its input: {first_line(error)}") from error
         if x.shape != skipped:
             raise UserError(
                 f"{block.name} cannot be skipped: its output is {tuple(x.shape)}, its shortcut {skipped}; "
                 "a block that changes the shape needs a `downsample`."
             )
-        looks.append(look)
-    return looks
+        infos.append(info)
+    return infos
 
 
-def _given_to_blocks(module: nn.Module, images_BCHW: torch.Tensor) -> torch.Size | None:
-    """The shape that a module's own forward gives its first stage; None if it does not run on shapes.
+def _input_of_layer1(module: nn.Module, images_BCHW: torch.Tensor) -> torch.Size | None:
+    """The shape that a module's own forward passes to layer1; None if it fails on the meta device.
 
-    Another shape than that of the stem shows that the forward does more than call the parts that were found.
+    If it differs from the stem's output, the forward does more than call the known parts.
     """
-    given: list[torch.Size] = []
+    shapes: list[torch.Size] = []
     original = copy.deepcopy(module).to("meta").eval()
-    original.get_submodule("layer1").register_forward_pre_hook(lambda _stage, inputs: given.append(inputs[0].shape))
+    original.get_submodule("layer1").register_forward_pre_hook(lambda _group, inputs: shapes.append(inputs[0].shape))
     with suppress(Exception):  # as above
         original(images_BCHW)
-    return given[0] if given else None
+    return shapes[0] if shapes else None
 
 
-def _watch(block: AdoptedBlock, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, _Look]:
-    """A block's output, and what its forward did. Writing into a tensor raises its version."""
-    version, projected = x_BCHW._version, []
+def _inspect_block(block: AdoptedBlock, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, _BlockInfo]:
+    """A block's output, and what its forward does. Writing into a tensor increments its version."""
+    version, projections = x_BCHW._version, []
 
-    def note(_module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        as_it_came = any(given is x_BCHW for given in inputs) and x_BCHW._version == version
-        projected.append((output, output._version, as_it_came))
+    def record(_module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        unchanged = any(each is x_BCHW for each in inputs) and x_BCHW._version == version
+        projections.append((output, output._version, unchanged))
 
     downsample = getattr(block.block, "downsample", None)
-    with downsample.register_forward_hook(note) if isinstance(downsample, nn.Module) else nullcontext():
+    with downsample.register_forward_hook(record) if isinstance(downsample, nn.Module) else nullcontext():
         y_BCHW = block(x_BCHW)
-    writes = x_BCHW._version != version or any(output._version != before for output, before, _ in projected)
-    projects = bool(projected) and all(as_it_came for *_, as_it_came in projected)
-    return y_BCHW, _Look(x_BCHW.shape[1], writes, projects)
+    writes = x_BCHW._version != version or any(output._version != before for output, before, _ in projections)
+    projects = bool(projections) and all(unchanged for *_, unchanged in projections)
+    return y_BCHW, _BlockInfo(x_BCHW.shape[1], writes, projects)

@@ -1,9 +1,9 @@
-"""How a trained network distributes images over paths: pure functions on arrays, one idea a file.
+"""How a trained network distributes images over paths.
 
-A network arrives as a callable from images to `RoutedOutput`; only `folders` knows that run folders exist.
+`measures`, `augment` and `embedding` are pure functions on tensors, `features` runs networks, `network_analysis`
+combines them, and `run_analysis` applies them to run folders.
 """
 
-from codinet.analysis.folders import Request, analysis_of
-from codinet.analysis.result import RunAnalysis
+from codinet.analysis.run_analysis import Request, RunAnalysis, analyse_run, saved_analysis
 
-__all__ = ["Request", "RunAnalysis", "analysis_of"]
+__all__ = ["Request", "RunAnalysis", "analyse_run", "saved_analysis"]

@@ -1,9 +1,7 @@
-"""How fast engines are, against the static net and against what their multiply-adds promise."""
+"""Benchmarks: the speed of engines and of training, compared with the static network and with the cost in MACs."""
 
-from codinet.bench.compare import compare
-from codinet.bench.contest import ENGINES, Contestant, contestants, pick_engines
-from codinet.bench.drawn import settle, with_run_rate
-from codinet.bench.measure import Setting, measure
+from codinet.bench.engine_speed import ENGINES, Contestant, Setting, compare, contestants, measure, pick_engines
+from codinet.bench.run_rate import settle, with_run_rate
 
 __all__ = [
     "ENGINES",

@@ -1,1 +1,1 @@
-"""One module a verb of the command line; see `codinet.cli`."""
+"""One module per verb of the command line; see `codinet.cli`."""

@@ -1,40 +1,41 @@
-"""`codinet analyze`: how trained runs distribute images over paths."""
+"""`codinet analyze`: measure how trained runs distribute images over paths."""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from codinet.analysis import Request, RunAnalysis, analysis_of
-from codinet.analysis.names import short_names
-from codinet.analysis.progress import bars
-from codinet.commands.shared import print_json
-from codinet.commands.tables import print_table
-from codinet.data import DATA_ROOT
-from codinet.environment import pick_device
-from codinet.errors import UserError
-from codinet.runs import RunFolder
+from codinet.commands.printing import note, print_json, print_table
+from codinet.config import DATA_ROOT, require_seed
+from codinet.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from codinet.analysis.features import Progress
 
 
 @dataclass(frozen=True)
 class Args:
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders of `codinet train`."""
+    """Run folders of `codinet train`, or zoo:NAME (see `codinet models`)."""
+    out: Path = Path("runs")
+    """Folder that zoo:NAME is unpacked into, as a run folder NAME."""
     features: Path | None = None
-    """File (.npy, .npz, .safetensors) with one row for each test image, to correlate paths with."""
+    """File (.npy, .npz, .safetensors) with one row per test image, to correlate paths with."""
     static: Path | None = None
-    """Static run whose last layer gives the features. Default: the routed run's own last layer."""
+    """Static run whose last layer gives the features. Default: the last layer of the routed run itself."""
     tsne: bool = True
-    """Lay relaxed paths out by t-SNE too, which needs scikit-learn."""
+    """Also compute t-SNE maps of relaxed paths, which needs scikit-learn."""
     images: int = 10_000
-    """Test images to augment and compare; of more, a random choice is taken."""
+    """Number of test images to compare with an augmentation; a random sample if the test set has more."""
     data_root: Path = DATA_ROOT
     """Folder that holds the data sets."""
     device: str | None = None
-    """cpu, cuda, mps. Default: the best there is."""
+    """cpu, cuda or mps. Default: the best available."""
     seed: int = 0
-    """Seed of augmentations, choices and layouts."""
+    """Seed of augmentations, samples and t-SNE."""
     json: bool = False
     """Print one JSON document."""
 
@@ -42,37 +43,44 @@ class Args:
 def run(args: Args) -> None:
     """Analyse each run, or use the analysis in its folder."""
     if not args.runs:
-        raise UserError("There is nothing to analyse; give one run folder or more.")
+        raise UserError("analyze needs at least one run folder.")
     if args.images < 2:
-        raise UserError(f"--images must be 2 or more, got {args.images}.")
-    if not 0 <= args.seed < 2**31:
-        raise UserError(f"--seed must be a whole number from 0 to {2**31 - 1}, got {args.seed}.")
+        raise UserError(f"--images must be at least 2, got {args.images}.")
+    require_seed(args.seed)
     if args.features and args.static:
-        raise UserError("--features and --static exclude each other; leave one of them out.")
-    names = short_names(args.runs)
-    folders = [RunFolder.open(path) for path in args.runs]
+        raise UserError("--features and --static cannot be used together.")
+    # Imported here so that `codinet --help` does not import torch.
+    from codinet.analysis import Request, analyse_run
+    from codinet.environment import pick_device
+    from codinet.runs import open_folder, open_run
+
+    names, device = short_names(args.runs), pick_device(args.device)
+    folders = [
+        open_folder(path, data_root=args.data_root, device=device, runs=args.out, note=note) for path in args.runs
+    ]
     request = Request(
         data_root=args.data_root,
-        device=pick_device(args.device),
+        device=device,
         features=args.features,
-        static=RunFolder.open(args.static) if args.static else None,
+        static=open_run(args.static) if args.static else None,
         tsne=args.tsne,
         images=args.images,
         seed=args.seed,
     )
-    found: list[RunAnalysis] = []
-    with bars() as (watch, note):
-        for name, folder in zip(names, folders, strict=True):
-            found.append(analysis_of(folder, request, watch=watch(name), note=note))
+    with progress_bars() as (progress, bar_note):
+        found = [
+            analyse_run(folder, request, progress=progress(name), note=bar_note)
+            for name, folder in zip(names, folders, strict=True)
+        ]
     if args.json:
         rows = zip(args.runs, found, strict=True)
         print_json({"runs": [{"run": str(path), **analysis.figures} for path, analysis in rows]})
     else:
-        print_table("Original against augmented images; paths", ["", *names], _rows([a.figures for a in found]))
+        print_table("Original and augmented images; paths", ["", *names], _rows([a.figures for a in found]))
 
 
 def _rows(runs: list[dict[str, Any]]) -> list[list[str]]:
-    """A row a figure, a column a run."""
+    """One row per figure, one column per run."""
 
     def row(title: str, form: str, *keys: str, scale: float = 1) -> list[str]:
         cells = [title]
@@ -94,7 +102,7 @@ def _rows(runs: list[dict[str, Any]]) -> list[list[str]]:
         row("accuracy, original", "{:.2f} %", "consistency", "accuracy_original"),
         row("accuracy, augmented", "{:.2f} %", "consistency", "accuracy_augmented"),
         row("accuracy with another image's path", "{:.2f} %", "swapped", "accuracy_any"),
-        row("  … of its class", "{:.2f} %", "swapped", "accuracy_class"),
+        row("  … of the same class", "{:.2f} %", "swapped", "accuracy_class"),
         row("PCC of path and feature similarity, relaxed", "{:.3f}", "correlation", "pcc_relaxed"),
         row("PCC of path and feature similarity, hard", "{:.3f}", "correlation", "pcc_hard"),
         row("  features", "{}", "correlation", "features"),
@@ -102,3 +110,60 @@ def _rows(runs: list[dict[str, Any]]) -> list[list[str]]:
         row("distinct paths", "{}", "usage", "distinct_paths"),
         row("path entropy, bits", "{:.2f}", "usage", "path_entropy"),
     ]
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Names for run folders: the folder's own name, preceded by as many parents as make all names different.
+
+    Raises:
+        UserError: A folder is given twice.
+    """
+    resolved = [path.resolve() for path in paths]
+    if len(set(resolved)) < len(resolved):
+        raise UserError("A run folder is given twice; give each folder once.")
+    names: list[str] = []
+    for depth in range(1, max((len(path.parts) for path in resolved), default=0) + 1):
+        names = [one_line("/".join(path.parts[-depth:])) for path in resolved]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+@contextmanager
+def progress_bars() -> Iterator[tuple[Callable[[str], "Progress"], Callable[[str], None]]]:
+    """Show progress on stderr: bars in a terminal, one line per step elsewhere.
+
+    Yields:
+        A function from a run's name to its `Progress`, and a function that prints a message.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
+
+        def progress_of(name: str) -> "Progress":
+            def progress(title: str, total: int | None) -> Callable[[int], None]:
+                if not console.is_terminal:
+                    console.print(f"{name}: {title}")
+                task = bars.add_task(f"{name}: {title}", total=total)
+
+                def advance(done: int) -> None:
+                    bars.advance(task, done)
+                    if total is None:  # the first call ends a step of unknown length
+                        bars.update(task, total=1, completed=1)
+
+                return advance
+
+            return progress
+
+        yield progress_of, console.print

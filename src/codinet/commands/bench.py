@@ -1,30 +1,29 @@
-"""`codinet bench`: speed of every engine against the static net, next to what the multiply-adds promise.
+"""`codinet bench`: the speed of every engine against the static network, or with --train the speed of training."""
 
-With --train, the speed of training instead; see `codinet.bench.training`.
-"""
-
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import tyro
 
-from codinet.backbones import ARCHITECTURES
-from codinet.bench import ENGINES, compare, settle, with_run_rate
-from codinet.bench.contest import PRECISIONS
-from codinet.bench.training import TrainSetting, measure_training, pick_modes
-from codinet.commands.bench_training import print_training
-from codinet.commands.shared import flag_value, note, print_json, require_probability
-from codinet.commands.tables import print_table
-from codinet.config import seed_rule
-from codinet.data import DATA_ROOT
-from codinet.environment import describe, is_out_of_memory, pick_device
+from codinet.commands.printing import note, print_json, print_table
+from codinet.config import DATA_ROOT, require_seed
 from codinet.errors import UserError, unknown
-from codinet.model import CoDiNet, create_model
-from codinet.runs import ZOO, RunFolder
-from codinet.zoo.open_run import open_run
+from codinet.flags import require_probability
+
+if TYPE_CHECKING:
+    import torch
+
+    from codinet.bench.engine_speed import Progress
+    from codinet.model import CoDiNet
+    from codinet.run_reader import RunReader
+
+_MAX_THREADS = 1024
+_INFERENCE_FLAGS = ("run_rate", "engines", "images", "threshold", "compiled", "precision", "plot")
+_TRAINING_FLAGS = ("views", "modes", "amp")
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,10 @@ class Args:
     network: tyro.conf.Positional[str]
     """Run folder of `codinet train`, zoo:NAME, or a network by name (see `codinet models`)."""
     run_rate: float | None = None
-    """Share of the images that run each block: paths are drawn at this rate. Default: a run's own paths on its test
-    images, or their rate where its data is missing; 0.5 for a network by name."""
+    """Fraction of the images that run each block, by shifting the routers. Default: a run's own paths on its test
+    images, or its own rates if the data is missing; 0.5 for a network by name."""
     batch: tuple[int, ...] = ()
-    """Images at a time. Default: 1 and 64; in training 32 on a CPU and 512 on a GPU."""
+    """Images at a time. Default: 1 and 64; with --train 32 on a CPU and 512 on a GPU."""
     threads: int = 1
     """CPU threads."""
     engines: tuple[str, ...] = ()
@@ -43,86 +42,91 @@ class Args:
     router: str = "fc"
     """Router of a network by name: fc, cnn, rnn."""
     rounds: int = 20
-    """Number of times that every engine answers all images, or that every network takes its training steps."""
+    """How often every engine processes all images, or every network takes its training steps."""
     images: int = 16
-    """Images (at least one batch of them) that a round answers."""
+    """Images per round; at least one batch."""
     threshold: float = 0.5
-    """A block runs where the router's run probability reaches this."""
-    compiled: bool = False
-    """Also measure the static net through torch.compile, which takes a minute to compile. Default: on CUDA."""
+    """A block runs if the router's run probability is at least this."""
+    compiled: tyro.conf.DisallowNone[bool | None] = None
+    """Also time the static network through torch.compile, which takes a minute to compile. Default: on CUDA."""
     precision: str = "float32"
-    """What torch's engines and static nets compute in: float32, bfloat16, float16; the last two on a GPU."""
+    """Precision of torch's engines and static networks: float32, or on a GPU bfloat16, float16."""
     plot: Path | None = None
-    """Picture to write; needs matplotlib."""
+    """Image file of a figure to write; needs matplotlib."""
     seed: int = 0
     """Seed of untrained weights and of random images."""
     data_root: Path = DATA_ROOT
-    """Folder that holds the data sets."""
+    """Folder that contains the data sets."""
     device: str = "cpu"
     """cpu, cuda, mps."""
     train: bool = False
-    """Measure training steps of a network by name instead of inference."""
+    """Time training steps of a network by name instead of inference."""
     views: int = 2
     """With --train: augmentations of each image in a step."""
     modes: tuple[str, ...] = ()
     """With --train: some of eager, compiled, graph, kernels. Default: all on CUDA, eager elsewhere."""
-    amp: bool = False
+    amp: tyro.conf.DisallowNone[bool | None] = None
     """With --train: compute in bfloat16, losses in float32. Default: on CUDA."""
     json: bool = False
     """Print one JSON document."""
 
 
-def defaults(words: list[str]) -> Args:
-    """The defaults of the flags; some depend on the device among the words."""
-    gpu = (flag_value("--device", words) or "").startswith("cuda")
-    return Args(network=tyro.MISSING, amp=gpu, compiled=gpu)
-
-
 def run(args: Args) -> None:
+    import torch
+
+    from codinet.environment import describe, is_out_of_memory, pick_device
+
     if args.train:
-        _refuse(args, _INFERENCE_FLAGS, "is about inference, and --train is not; leave one of them out")
+        _reject_flags(args, _INFERENCE_FLAGS, "applies to inference; remove it or --train")
         if args.views < 2:
             raise UserError(f"--views must be 2 or more with --train, got {args.views}; consistency compares views.")
     else:
-        _refuse(args, _TRAINING_FLAGS, "is about training; add --train, or leave it out")
+        _reject_flags(args, _TRAINING_FLAGS, "applies to training; add --train or remove it")
         args = replace(args, batch=args.batch or (1, 64))
     _check(args)
     device = pick_device(args.device)
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(args.threads)
     try:
-        rows = _training_rows(args, device) if args.train else _rows(args, device)
+        with _progress_bar() as progress:
+            rows = (_training_rows if args.train else _inference_rows)(args, device, progress)
         environment = describe(device)
     except RuntimeError as error:
         if is_out_of_memory(error):
-            raise UserError(f"The memory of {device} is too small for this bench; use a smaller --batch.") from error
+            raise UserError(f"{device} has too little memory for this benchmark; use a smaller --batch.") from error
         raise
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
     if args.json:
         print_json({"rows": rows, "environment": environment})
     elif args.train:
-        print_training(f"training on {device.type}, {args.threads} threads", rows)
+        _print_training(f"training on {device.type}, {args.threads} threads", rows)
     else:
-        _print(f"{args.network} on {device.type}, {args.threads} threads, {args.precision}", rows)
-    if args.plot is not None:  # last, so that a failure does not lose the figures
-        from codinet.bench.picture import draw
+        _print_inference(f"{args.network} on {device.type}, {args.threads} threads, {args.precision}", rows)
+    if args.plot is not None:  # last, so that a failure does not lose the numbers
+        from codinet.bench.bench_figures import write_speedups
 
-        draw(rows, args.plot, f"{args.network}, {args.threads} threads, {device.type}")
+        write_speedups(rows, args.plot, f"{args.network}, {args.threads} threads, {device.type}")
+
+
+def _reject_flags(args: Args, names: tuple[str, ...], why: str) -> None:
+    for entry in fields(Args):
+        if entry.name in names and getattr(args, entry.name) != entry.default:
+            raise UserError(f"--{entry.name.replace('_', '-')} {why}.")
 
 
 def _check(args: Args) -> None:
-    if args.run_rate is not None and not 0 <= args.run_rate <= 1:
-        raise UserError(f"--run-rate must be a number from 0 to 1, got {args.run_rate:g}.")
+    from codinet.bench.engine_speed import ENGINES, PRECISIONS
+
+    if args.run_rate is not None:
+        require_probability("run-rate", args.run_rate)
     require_probability("threshold", args.threshold)
     for flag, value in (("threads", args.threads), ("rounds", args.rounds), ("images", args.images)):
         if value < 1:
             raise UserError(f"--{flag} must be 1 or more, got {value}.")
-    if args.threads > _MOST_THREADS:  # the system could not start them, and the process would be ended
-        raise UserError(f"--threads must be at most {_MOST_THREADS}, got {args.threads}.")
-    possible, sentence = seed_rule(args.seed)
-    if not possible:
-        raise UserError(sentence)
+    if args.threads > _MAX_THREADS:  # the system could not start them and would end the process
+        raise UserError(f"--threads must be at most {_MAX_THREADS}, got {args.threads}.")
+    require_seed(args.seed)
     if args.batch and min(args.batch) < 1:
         raise UserError(f"--batch must be 1 or more, got {min(args.batch)}.")
     for name in args.engines:
@@ -132,130 +136,183 @@ def _check(args: Args) -> None:
         raise unknown("precision", args.precision, PRECISIONS)
 
 
-_MOST_THREADS = 1024
-_INFERENCE_FLAGS = ("run_rate", "engines", "images", "threshold", "compiled", "precision", "plot")
-_TRAINING_FLAGS = ("views", "modes", "amp")
+@contextmanager
+def _progress_bar() -> Iterator["Progress"]:
+    """A bar on stderr, shown in a terminal only and removed at the end.
+
+    It is redrawn between measurements: a thread that redraws it would disturb them.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, auto_refresh=False, transient=True, disable=hidden) as bar:
+        task = bar.add_task("preparing", total=1.0)
+        bar.refresh()
+        yield lambda name, done: bar.update(task, description=name, completed=done, refresh=True)
 
 
-def _refuse(args: Args, names: tuple[str, ...], why: str) -> None:
-    """A `UserError` if one of these flags does not have its default, here or on the device."""
-    usual = defaults(["--device", args.device])
-    for entry in fields(Args):
-        if entry.name in names and getattr(args, entry.name) not in (entry.default, getattr(usual, entry.name)):
-            raise UserError(f"--{entry.name.replace('_', '-')} {why}.")
+def _part(progress: "Progress", name: str, number: int, parts: int) -> "Progress":
+    """The progress of one of several measurements."""
+    return lambda step, done: progress(f"{name}, {step}", (number + done) / parts)
 
 
-def _training_rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
+# Training
+
+
+def _training_rows(args: Args, device: "torch.device", progress: "Progress") -> list[dict[str, Any]]:
+    from codinet.backbones import ARCHITECTURES
+    from codinet.bench.training_speed import TrainSetting, measure_training, pick_modes
+
     if args.network not in ARCHITECTURES:
         raise unknown("network", args.network, ARCHITECTURES)
     gpu = device.type == "cuda"
     modes = pick_modes(args.modes, device)
+    batches = args.batch or ((512,) if gpu else (32,))
     rows = []
-    for images in args.batch or ((512,) if gpu else (32,)):
-        setting = TrainSetting(args.network, images, args.views, device, args.amp, args.router, args.seed)
-        # A step on a GPU is too short to be timed alone, because the host has to run ahead.
-        rows += measure_training(setting, modes, rounds=args.rounds, steps=10 if gpu else 1)
+    for number, images in enumerate(batches):
+        amp = gpu if args.amp is None else args.amp
+        setting = TrainSetting(args.network, images, args.views, device, amp, args.router, args.seed)
+        # A step on a GPU is too short to be timed alone, because the host must run ahead.
+        rows += measure_training(
+            setting,
+            modes,
+            rounds=args.rounds,
+            steps=10 if gpu else 1,
+            progress=_part(progress, f"batch {images}", number, len(batches)),
+        )
     return rows
 
 
-def _rows(args: Args, device: torch.device) -> list[dict[str, Any]]:
+def _print_training(title: str, rows: list[dict[str, Any]]) -> None:
+    """Print a table for each number of inputs per step."""
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "net": lambda row: "routed" if row["routed"] else "static",
+        "mode": lambda row: row["mode"],
+        "inputs\nper second": lambda row: f"{row['inputs_per_s']:.0f}",
+        "ms\nper step": lambda row: f"{row['ms_per_step']:.1f}",
+        "peak\nMB": lambda row: _or_dash(row["peak_mb"], ".0f"),
+        "in\nconvs": lambda row: _or_dash(row["conv_share"], ".0%"),
+        "× static\nnet's time": lambda row: _or_dash(row["against_static"], ".2f"),
+        "× eager\ntime": lambda row: _or_dash(row["against_eager"], ".2f"),
+    }
+    for inputs in dict.fromkeys(row["inputs_per_step"] for row in rows):
+        group = [row for row in rows if row["inputs_per_step"] == inputs]
+        cells = [[cell(row) for cell in columns.values()] for row in group]
+        subject = f"{group[0]['arch']}, {title}, {group[0]['precision']}, {inputs} inputs per step"
+        print_table(subject, list(columns), cells)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+# Inference
+
+
+def _inference_rows(args: Args, device: "torch.device", progress: "Progress") -> list[dict[str, Any]]:
+    from codinet.bench import compare
+
     if args.precision != "float32" and device.type == "cpu":
-        raise UserError(f"--precision {args.precision} is for GPUs; a CPU is measured in float32.")
-    model, images_TCHW = _network(args, device)
+        raise UserError(f"--precision must be float32 on a CPU, got {args.precision}.")
+    model, images_TCHW = _network_and_images(args, device)
     rows = []
-    for batch in args.batch:
+    for number, batch in enumerate(args.batch):
         rows += compare(
             model,
             images_TCHW[: max(args.images // batch, 1) * batch],
             batch=batch,
             engines=args.engines,
             threshold=args.threshold,
-            compiled=args.compiled,
+            compiled=device.type == "cuda" if args.compiled is None else args.compiled,
             precision=args.precision,
             rounds=args.rounds,
+            progress=_part(progress, f"batch {batch}", number, len(args.batch)),
         )
     return rows
 
 
-def _network(args: Args, device: torch.device) -> tuple[CoDiNet, torch.Tensor]:
-    """The network and enough images for the largest batch; an untrained network is made to route at the given rate."""
+def _network_and_images(args: Args, device: "torch.device") -> tuple["CoDiNet", "torch.Tensor"]:
+    """The network, and enough images for the largest batch. An untrained network is made to route at the given rate."""
+    import torch
+
+    from codinet.backbones import ARCHITECTURES
+    from codinet.bench import settle, with_run_rate
+    from codinet.create import create_model
+    from codinet.model import CoDiNet
+    from codinet.runs import open_run
+    from codinet.zoo.shelf import ZOO
+
     number = max(args.images, *args.batch)
     path = Path(args.network)
+    rate: float | list[float] | None
     if args.network in ARCHITECTURES and not path.is_dir():
         torch.manual_seed(args.seed)
         size = ARCHITECTURES[args.network].image_size
-        model = create_model(args.network, num_classes=10 if size == 32 else 1000, router=args.router).to(device)
+        untrained = create_model(args.network, num_classes=10 if size == 32 else 1000, router=args.router).to(device)
         images_TCHW = (torch.randn(number, 3, size, size) + torch.randn(number, 3, 1, 1)).to(device)
-        settled = settle(model, images_TCHW[:64])
-        rate: float | list[float] = 0.5 if args.run_rate is None else args.run_rate
+        model = settle(untrained, images_TCHW[:64])
+        rate = 0.5 if args.run_rate is None else args.run_rate
     elif path.is_dir() or args.network.startswith(ZOO):
-        _refuse(args, ("router",), "is for networks by name, and a run has routers of its own; leave it out")
-        folder = open_run(args.network)
-        settled = folder.load_model().to(device)
-        if settled.routers is None and args.run_rate is not None:
-            raise UserError(f"--run-rate is for routed networks, and {args.network} is static; leave it out.")
-        images_TCHW, own_rates = _images(folder, args, number)
+        _reject_flags(args, ("router",), "applies to networks by name; a run has its own routers, so remove it")
+        source = open_run(args.network)
+        model = source.load_model().to(device)
+        if model.routers is None and args.run_rate is not None:
+            raise UserError(f"--run-rate applies to routed networks, and {args.network} is static; remove it.")
+        images_TCHW, rate = _run_images(source, args, number)
         images_TCHW = images_TCHW.to(device)
-        wished = own_rates if args.run_rate is None else args.run_rate
-        if wished is None or settled.routers is None:  # without its data, a static run has rates too
-            return settled, images_TCHW
-        rate = wished
+        rate = rate if args.run_rate is None else args.run_rate
+        if rate is None or model.routers is None:
+            return model, images_TCHW
     else:
         raise unknown("network or run folder", args.network, ARCHITECTURES)
-    made = with_run_rate(settled, images_TCHW, rate)
-    assert isinstance(made, CoDiNet)
-    return made, images_TCHW
+    shifted = with_run_rate(model, images_TCHW, rate)
+    assert isinstance(shifted, CoDiNet)
+    return shifted, images_TCHW
 
 
-def _images(folder: RunFolder, args: Args, number: int) -> tuple[torch.Tensor, list[float] | None]:
-    """Test images, which take their own paths; without the data, random images and the run rate of each block."""
+def _run_images(source: "RunReader", args: Args, number: int) -> tuple["torch.Tensor", list[float] | None]:
+    """Test images, which take their own paths. Without the data: random images and the run rate of each block."""
+    import torch
+
     try:
-        images_TCHW = folder.test_images(args.data_root, number)
+        images_TCHW = source.test_images(args.data_root, number)
     except UserError as error:
-        rates = _own_rates(folder)
+        rates = _own_rates(source)
         note(
-            f"measured on random images with paths drawn at the run's own rates (mean {fmean(rates):.2f}), because its "
-            f"data is missing: {error}"
+            f"using random images, routed at the run's own rates (mean {fmean(rates):.2f}), because its data is not "
+            f"available: {error}"
         )
-        random = torch.Generator().manual_seed(args.seed)
-        return torch.randn(number, *folder.data.image_shape, generator=random), rates
-    # Images are repeated where the test set is smaller than the batch.
-    return images_TCHW[torch.arange(number) % len(images_TCHW)], None
+        generator = torch.Generator().manual_seed(args.seed)
+        return torch.randn(number, *source.data.image_shape, generator=generator), rates
+    return images_TCHW[torch.arange(number) % len(images_TCHW)], None  # repeated if the test set is too small
 
 
-def _own_rates(folder: RunFolder) -> list[float]:
-    """The run rate of each block; without a path table, the mean for all."""
+def _own_rates(source: "RunReader") -> list[float]:
+    """The run rate of each block; without a path table, the mean for all blocks."""
+    from codinet.backbones import ARCHITECTURES
+
     try:
-        return [float(rate) for rate in folder.load_paths().path_TN.double().mean(dim=0)]
+        return [float(rate) for rate in source.load_paths().path_TN.double().mean(dim=0)]
     except UserError:
-        blocks = ARCHITECTURES[folder.config.network.arch].blocks
-        return [folder.load_evaluation()["mean_blocks"] / blocks] * blocks
+        blocks = ARCHITECTURES[source.config.network.arch].blocks
+        return [source.load_evaluation()["mean_blocks"] / blocks] * blocks
 
 
-def _print(title: str, rows: list[dict[str, Any]]) -> None:
-    headings = [
-        "engine",
-        "p50\nms",
-        "p95\nms",
-        "images\na second",
-        "peak\nMB",
-        "×, by\nMACs",
-        "×, in\ntime",
-        "realised",
-    ]
+def _print_inference(title: str, rows: list[dict[str, Any]]) -> None:
+    """Print a table for each batch size."""
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "engine": lambda row: row["engine"],
+        "p50\nms": lambda row: f"{row['p50_ms']:.1f}",
+        "p95\nms": lambda row: f"{row['p95_ms']:.1f}",
+        "images\nper second": lambda row: f"{row['images_per_s']:.0f}",
+        "peak\nMB": lambda row: _or_dash(row["peak_mb"], ".1f"),
+        "×, by\nMACs": lambda row: f"{row['mac_speedup']:.2f}",
+        "×, in\ntime": lambda row: f"{row['speedup']:.2f}",
+        "realised": lambda row: f"{row['realised']:.2f}",
+    }
     for batch in dict.fromkeys(row["batch"] for row in rows):
-        cells = [
-            [
-                row["engine"],
-                f"{row['p50_ms']:.1f}",
-                f"{row['p95_ms']:.1f}",
-                f"{row['images_per_s']:.0f}",
-                "–" if row["peak_mb"] is None else f"{row['peak_mb']:.1f}",
-                f"{row['mac_speedup']:.2f}",
-                f"{row['speedup']:.2f}",
-                f"{row['realised']:.2f}",
-            ]
-            for row in rows
-            if row["batch"] == batch
-        ]
-        print_table(f"{title}, batch {batch}", headings, cells)
+        cells = [[cell(row) for cell in columns.values()] for row in rows if row["batch"] == batch]
+        print_table(f"{title}, batch {batch}", list(columns), cells)

@@ -1,107 +1,117 @@
-"""`codinet eval`: results of a trained run on its test set; for a network of the zoo, next to its card."""
+"""`codinet eval`: evaluate a trained run on its test set; a network of the zoo is compared with its card."""
 
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import tyro
 
-from codinet import files
-from codinet.commands.shared import figures, note, print_json, require_probability
-from codinet.commands.tables import print_table
-from codinet.data import DATA_ROOT, Dataset
-from codinet.data.resident import epoch_order
-from codinet.environment import pick_device
+from codinet.commands.printing import evaluation_rows, note, print_json, print_table
+from codinet.config import DATA_ROOT
 from codinet.errors import UserError
-from codinet.model import CoDiNet
-from codinet.records import PathTable
-from codinet.runs import DataBrief, RunFolder, measurer
-from codinet.thresholds import MISSED, find_threshold, require_budget
-from codinet.zoo.card import Card
-from codinet.zoo.open_run import ZooRun, open_run
-from codinet.zoo.same_images import same_data
+from codinet.flags import require_probability
 
-CURVE = 0.3, 0.4, 0.6, 0.7  # thresholds beside the one of the evaluation
-CALIBRATION_IMAGES = 2000  # on which a threshold is found: their mean cost is known to a thousandth
+if TYPE_CHECKING:
+    import torch
+
+    from codinet.data import Dataset
+    from codinet.model import CoDiNet
+    from codinet.records import PathTable
+    from codinet.run_reader import RunReader
+    from codinet.zoo.card import Card
+
+_CURVE = 0.3, 0.4, 0.6, 0.7  # default thresholds of --curve
+_THRESHOLD_IMAGES = 2000  # training images used to find a threshold; their mean cost is accurate to about 0.001
 
 
 @dataclass(frozen=True)
 class Args:
     run: tyro.conf.Positional[Path]
-    """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
+    """Run folder of `codinet train`, or zoo:NAME (see `codinet models`)."""
     threshold: float = 0.5
-    """A block runs where the router's run probability reaches this; lower runs more."""
+    """A block runs if the router's run probability is at least this; a lower threshold runs more blocks."""
     curve: tuple[float, ...] | None = None
-    """Thresholds to evaluate too: accuracy against cost from one set of weights. Without any: 0.3 0.4 0.6 0.7."""
+    """More thresholds to evaluate: accuracy against cost from one set of weights. Without values: 0.3 0.4 0.6 0.7."""
     budget: tuple[float, ...] = ()
-    """Costs to meet without training, as shares of the static network's; a threshold for each is found on training
-    images, and evaluated like those of the curve."""
+    """Target costs to meet without training, as shares of the static network's cost. The threshold of each is found on
+    training images and evaluated like those of --curve."""
     plot: Path | None = None
-    """Picture of the curve to write, which needs matplotlib."""
+    """Figure of the curve to write; requires matplotlib."""
     paths: Path | None = None
-    """Where to write the path table. Default: paths.safetensors in the run folder, at threshold 0.5 and on the images
-    that the run was trained on; nowhere for the zoo."""
+    """File for the path table. Default: paths.safetensors in the run folder, if the threshold is 0.5 and the images are
+    those of the run; none for the zoo."""
     batch: int = 250
-    """Images at a time."""
+    """Images per batch."""
     data_root: Path = DATA_ROOT
     """Folder that holds the data sets."""
     device: str | None = None
-    """cpu, cuda, mps. Default: the best there is."""
+    """cpu, cuda, mps. Default: the best available."""
     json: bool = False
     """Print one JSON document."""
 
 
 def run(args: Args) -> None:
+    """Evaluate at one threshold, or at several, and print the results."""
     require_probability("threshold", args.threshold)
-    thresholds = CURVE if args.curve == () else args.curve or ()
-    for threshold in thresholds:
+    curve = _CURVE if args.curve == () else args.curve or ()
+    for threshold in curve:
         require_probability("curve", threshold)
-    if args.plot and not (thresholds or args.budget):
-        raise UserError("--plot draws a curve; add --curve or --budget.")
+    if args.plot and not (curve or args.budget):
+        raise UserError("--plot requires --curve or --budget.")
     if args.batch < 1:
         raise UserError(f"--batch must be 1 or more, got {args.batch}.")
+
+    from codinet.environment import pick_device
+    from codinet.evaluate import threshold_evaluator
+    from codinet.runs import open_run
+    from codinet.thresholds import require_budget
+    from codinet.zoo.zoo_run import ZooRun
+
     device = pick_device(args.device)
-    folder = open_run(args.run)
-    card = folder.card if isinstance(folder, ZooRun) else None
-    model = folder.load_model(device)
+    run = open_run(args.run)
+    card = run.card if isinstance(run, ZooRun) else None
+    model = run.load_model(device)
     for budget in args.budget:
         require_budget(model, budget)
-    dataset = same_data(folder, args.data_root) if isinstance(folder, ZooRun) else folder.load_dataset(args.data_root)
-    if dataset.image_shape != folder.data.image_shape or dataset.classes != folder.data.classes:
-        raise UserError(f"{args.run} was trained on other data than {dataset.name} holds now; point --data-root to it.")
-    asked = _thresholds_for(args, model, dataset, device)
-    own = card is None and _holds_own_images(dataset, folder)
-    measured = measurer(model, dataset, dataset.test, device, batch=args.batch)
-    evaluation = measured(args.threshold)
-    _keep(evaluation.paths, args, in_run=own and args.threshold == 0.5)
+    dataset = run.load_dataset(args.data_root) if card is None else run.load_own_dataset(args.data_root)
+    budgets = _thresholds_for(args, model, dataset, device)
+    same_images = card is None and _has_same_images(dataset, run)
+    evaluate_at = threshold_evaluator(model, dataset, dataset.test, device, batch=args.batch)
+    evaluation = evaluate_at(args.threshold)
+    _save_paths(evaluation.paths, args, in_run=same_images and args.threshold == 0.5)
     summary, title = evaluation.summary(), f"{args.run} on the {evaluation.n} test images"
-    if thresholds or asked:
-        found = {args.threshold: summary}
-        for threshold in (*thresholds, *asked):
-            if threshold not in found:
-                found[threshold] = measured(threshold).summary()
-        _curve(args, title, dict(sorted(found.items())), summary, asked)
-        return
-    if card is not None and args.threshold == card["threshold"]:
-        _print_beside(card, summary, title, as_json=args.json)
+    if curve or budgets:
+        points = {args.threshold: summary}
+        for threshold in (*curve, *budgets):
+            if threshold not in points:
+                points[threshold] = evaluate_at(threshold).summary()
+        _print_curve(args, title, dict(sorted(points.items())), summary, budgets)
+    elif card is not None and args.threshold == card["threshold"]:
+        _print_with_card(card, summary, title, as_json=args.json)
     elif args.json:
         print_json(summary)
     else:
-        print_table(title, ["", ""], figures(summary))
+        print_table(title, ["", ""], evaluation_rows(summary))
 
 
-def _thresholds_for(args: Args, model: CoDiNet, dataset: Dataset, device: torch.device) -> dict[float, list[float]]:
-    """The budgets that are asked for, by the threshold that meets them on training images."""
+def _thresholds_for(
+    args: Args, model: "CoDiNet", dataset: "Dataset", device: "torch.device"
+) -> dict[float, list[float]]:
+    """For each threshold found on training images, the values of --budget that it meets."""
     if not args.budget:
         return {}
-    order = epoch_order(len(dataset.train), seed=0, epoch=0)  # of all classes, in a folder too
-    measured = measurer(model, dataset, dataset.train.subset(order[:CALIBRATION_IMAGES]), device, batch=args.batch)
+    from codinet.data.batches import epoch_order
+    from codinet.evaluate import threshold_evaluator
+    from codinet.thresholds import find_threshold
 
-    @cache  # budgets share looks, the first one at least
+    order = epoch_order(len(dataset.train), seed=0, epoch=0)  # shuffled, because a folder is sorted by class
+    images = dataset.train.subset(order[:_THRESHOLD_IMAGES])
+    evaluate_at = threshold_evaluator(model, dataset, images, device, batch=args.batch)
+
+    @cache  # the searches for several budgets try some of the same thresholds
     def cost_at(threshold: float) -> float:
-        return measured(threshold).cost_share
+        return evaluate_at(threshold).cost_share
 
     found: dict[float, list[float]] = {}
     for budget in args.budget:
@@ -109,77 +119,84 @@ def _thresholds_for(args: Args, model: CoDiNet, dataset: Dataset, device: torch.
     return found
 
 
-def _holds_own_images(dataset: Dataset, folder: RunFolder) -> bool:
-    """Whether the images are those of the run; where they are not, that is said."""
-    same = DataBrief.of(dataset).same_images(folder.data)
+def _has_same_images(dataset: "Dataset", run: "RunReader") -> bool:
+    """Whether the images are those of the run; prints a note if not."""
+    same = run.aligned(dataset) is not None
     if not same:
         note(
-            f"{dataset.name} holds other images now than {folder.path} was trained on; these figures are of those it "
-            "holds now, and the run's own path table stays as it is."
+            f"{dataset.name} has other images now than {run.path} was trained on; the results are for the current "
+            "images, and the path table in the run folder is not changed."
         )
     return same
 
 
-def _keep(paths: PathTable, args: Args, *, in_run: bool) -> None:
-    """Write the path table where it was asked for, or else into the run, whose folder may be for reading only."""
+def _save_paths(paths: "PathTable", args: Args, *, in_run: bool) -> None:
+    """Write the path table to --paths, or into the run folder, which may be read-only."""
+    from codinet import files
+
     if args.paths is not None:
         files.save_tensors(args.paths, paths._asdict())
     elif in_run:
         try:
             files.save_tensors(args.run / "paths.safetensors", paths._asdict())
         except UserError as error:
-            note(f"the path table is not kept: {error}")
+            note(f"the path table is not saved: {error}")
 
 
-def _curve(
+def _print_curve(
     args: Args,
     title: str,
     points: dict[float, dict[str, Any]],
     summary: dict[str, Any],
-    asked: dict[float, list[float]],
+    budgets: dict[float, list[float]],
 ) -> None:
-    """One trained network at many budgets."""
+    """Print the results of one network at several thresholds."""
+    from codinet.thresholds import MISSED
+
     keys = ("accuracy", "cost_share", "macs", "mean_blocks", "distinct_paths")
     rows = [
-        {"threshold": threshold, "budgets": asked.get(threshold, []), **{key: point[key] for key in keys}}
+        {"threshold": threshold, "budgets": budgets.get(threshold, []), **{key: point[key] for key in keys}}
         for threshold, point in points.items()
     ]
     for row in rows:
         for budget in row["budgets"]:
             cost = row["cost_share"]
             if abs(cost - budget) > MISSED:
-                note(f"a budget of {budget:g} is missed: at the threshold nearest to it, test images cost {cost:.3f}.")
+                note(f"a budget of {budget:g} is missed: at the nearest threshold, test images cost {cost:.3f}.")
     if args.json:
         print_json({**summary, "curve": rows})
     else:
-        _print_curve(title, rows)
-    if args.plot:  # last, lest a picture that cannot be drawn take the figures with it
-        from codinet.bench.curve_picture import draw_curve
+        _print_curve_table(title, rows)
+    if args.plot:  # last, so that a failure does not lose the numbers
+        from codinet.bench.bench_figures import write_curve
 
-        draw_curve(rows, args.plot, title)
+        write_curve(rows, args.plot, title)
 
 
-def _print_curve(title: str, rows: list[dict[str, Any]]) -> None:
+def _print_curve_table(title: str, rows: list[dict[str, Any]]) -> None:
     columns = {
         "threshold": [f"{row['threshold']:g}" for row in rows],
-        "asked for": [", ".join(f"{budget:g}" for budget in row["budgets"]) for row in rows],
+        "budget": [", ".join(f"{budget:g}" for budget in row["budgets"]) for row in rows],
         "accuracy, %": [f"{row['accuracy']:.2f}" for row in rows],
         "share of the\nstatic cost": [f"{row['cost_share']:.4f}" for row in rows],
         "M MACs": [f"{row['macs'] / 1e6:.3f}" for row in rows],
         "blocks": [f"{row['mean_blocks']:.2f}" for row in rows],
         "paths": [f"{row['distinct_paths']}" for row in rows],
     }
-    shown = {heading: cells for heading, cells in columns.items() if any(cells)}
-    print_table(title, list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)])
+    filled = {heading: cells for heading, cells in columns.items() if any(cells)}
+    print_table(title, list(filled), [list(cells) for cells in zip(*filled.values(), strict=True)])
 
 
-def _print_beside(card: Card, summary: dict[str, Any], title: str, *, as_json: bool) -> None:
-    # The loss is left out: it is a sum of floats, and another processor may round it otherwise.
-    said = {key: value for key, value in card.figures().items() if key != "loss"}
-    same = all(summary[key] == value for key, value in said.items())
+def _print_with_card(card: "Card", summary: dict[str, Any], title: str, *, as_json: bool) -> None:
+    """Print the results next to those on the card.
+
+    The loss is not compared: it is a sum of floats, which another processor may round differently.
+    """
+    expected = {key: value for key, value in card.figures().items() if key != "loss"}
+    same = all(summary[key] == value for key, value in expected.items())
     if as_json:
-        print_json({**summary, "card": said, "same_as_card": same})
+        print_json({**summary, "card": expected, "same_as_card": same})
         return
-    rows = [[*row, on_card[1]] for row, on_card in zip(figures(summary), figures(said), strict=True)]
-    print_table(title, ["", "measured", "card"], rows)
-    print("Measured is what the card says." if same else "Measured is not quite what the card says.")
+    pairs = zip(evaluation_rows(summary), evaluation_rows(expected), strict=True)
+    print_table(title, ["", "measured", "card"], [[*row, on_card[1]] for row, on_card in pairs])
+    print("The results are those on the card." if same else "The results differ from those on the card.")

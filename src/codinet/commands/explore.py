@@ -1,23 +1,27 @@
 """`codinet explore`: a local web page that shows how a run routes images."""
 
+from __future__ import annotations
+
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
-from codinet.commands.shared import note
-from codinet.data import DATA_ROOT, Dataset
-from codinet.environment import pick_device
+from codinet.commands.printing import note
+from codinet.config import DATA_ROOT
 from codinet.errors import UserError
-from codinet.runs import RunFolder
-from codinet.zoo.open_run import open_run
+
+if TYPE_CHECKING:
+    from codinet.data import Dataset
+    from codinet.run_reader import RunReader
 
 
 @dataclass(frozen=True)
 class Args:
     run: tyro.conf.Positional[Path]
-    """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
+    """Run folder of `codinet train`, or zoo:NAME (see `codinet models`)."""
     host: str = "127.0.0.1"
     """Address to serve on; with any other, other machines can connect."""
     port: int = 8000
@@ -32,6 +36,9 @@ class Args:
 
 def run(args: Args) -> None:
     """Serve until Ctrl-C or SIGTERM."""
+    from codinet.environment import pick_device
+    from codinet.runs import open_run
+
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"The explorer needs {' and '.join(missing)}; install with pip install 'codinet[explore]'.")
@@ -52,7 +59,7 @@ def run(args: Args) -> None:
     serve(app, listener, open_at=url if args.open else None)
 
 
-def _dataset(folder: RunFolder, root: Path) -> Dataset | None:
+def _dataset(folder: RunReader, root: Path) -> Dataset | None:
     """The run's data set, or None and a note if it cannot be loaded; uploads can be routed without it."""
     try:
         return folder.load_dataset(root)

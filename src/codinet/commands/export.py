@@ -1,53 +1,58 @@
-"""`codinet export`: a trained run as an ONNX file that needs neither codinet nor torch."""
+"""`codinet export`: write a trained run as an ONNX file that needs neither codinet nor torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 import tyro
 
-from codinet.commands.shared import note, print_json, require_probability
-from codinet.data import DATA_ROOT
+from codinet.commands.printing import note, print_json
+from codinet.config import DATA_ROOT
 from codinet.errors import UserError
-from codinet.runs import RunFolder
-from codinet.zoo.open_run import open_run
+from codinet.flags import require_probability
 
-CHECKED = 64  # real images that the file is compared on
+if TYPE_CHECKING:
+    import torch
+
+    from codinet.run_reader import RunReader
+
+_CHECKED_IMAGES = 64  # test images on which the file is compared with the network
 
 
 @dataclass(frozen=True)
 class Args:
     run: tyro.conf.Positional[Path]
-    """Run folder of `codinet train`, or zoo:NAME (see `codinet zoo`)."""
+    """Run folder of `codinet train`, or zoo:NAME (see `codinet models`)."""
     out: Path
     """File to write, ending in .onnx."""
     kind: Literal["routed", "masked", "static"] | None = None
-    """routed: skips for real, one image at a time. masked: any batch, computes everything. static: one fixed path, any
-    batch. Default: routed, or static for a run without routers or with --path."""
+    """routed: really skips blocks, one image at a time. masked: any batch size, computes all blocks. static: one fixed
+    path, any batch size. Default: routed, or static for a run without routers or with --path."""
     path: str | None = None
-    """Blocks that a static file runs, as digits: 0101…; by default all."""
+    """Blocks that a static file runs, as digits: 0101…. Default: all."""
     threshold: float = 0.5
-    """Default of the file's `threshold` input: lower runs more blocks."""
+    """Default of the file's `threshold` input; a lower one runs more blocks."""
     opset: int = 17
     """Version of the ONNX operators, from 13 to 22."""
     data_root: Path = DATA_ROOT
-    """Folder that holds the data sets, for the check on real images."""
+    """Folder that holds the data sets, for the check on test images."""
     json: bool = False
     """Print one JSON document."""
 
 
 def run(args: Args) -> None:
-    """Write the file, compare it with the network on random and on test images, and say so."""
+    """Write the file and compare it with the network on random images and test images."""
     require_probability("threshold", args.threshold)
     if args.out.suffix != ".onnx":
-        raise UserError(f"{args.out} does not end in .onnx; give --out such a name.")
+        raise UserError(f"--out must end in .onnx, got {args.out}.")
     if args.path is not None and set(args.path) - set("01"):
-        raise UserError(f"--path must have one digit per block, 1 to run it and 0 to skip it; got {args.path}.")
+        raise UserError(f"--path must have one digit per block, 1 to run it and 0 to skip it, got {args.path}.")
     try:
-        from codinet.engines.export import About, export
+        from codinet.engines.onnx import ExportInfo, export
     except ImportError as error:
-        raise UserError(f"Export needs {error.name}; install it with pip install 'codinet[onnx]'.") from error
+        raise UserError(f"Export requires {error.name}; install it with pip install 'codinet[onnx]'.") from error
+    from codinet.runs import open_run
+
     folder = open_run(args.run)
     model, data = folder.load_model(), folder.data
     kind = args.kind or ("static" if args.path is not None or model.routers is None else "routed")
@@ -55,7 +60,7 @@ def run(args: Args) -> None:
     checked = export(
         model,
         args.out,
-        About(data.classes, data.mean, data.std, data.image_shape),
+        ExportInfo(data.classes, data.mean, data.std, data.image_shape),
         kind=kind,
         path=None if args.path is None else [int(digit) for digit in args.path],
         threshold=args.threshold,
@@ -65,16 +70,16 @@ def run(args: Args) -> None:
     real = 0 if images_BCHW is None else len(images_BCHW)
     if args.json:
         size = args.out.stat().st_size
-        found = {"file": str(args.out), "kind": kind, "bytes": size, "checked": checked, "checked_real": real}
-        print_json(found)
+        result = {"file": str(args.out), "kind": kind, "bytes": size, "checked": checked, "checked_real": real}
+        print_json(result)
     else:
         print(f"{args.out} holds the {kind} network; it agrees with the run on {checked} images, {real} of them real.")
 
 
-def _test_images(folder: RunFolder, root: Path) -> torch.Tensor | None:
-    """Some test images to check the file on; None, with a note, where the data is missing."""
+def _test_images(folder: "RunReader", root: Path) -> "torch.Tensor | None":
+    """Test images to check the file on; None, with a note, if the data is missing."""
     try:
-        return folder.test_images(root, CHECKED)
+        return folder.test_images(root, _CHECKED_IMAGES)
     except UserError as error:
         note(f"checked on random images only, because the run's data is missing: {error}")
         return None

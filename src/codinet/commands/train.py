@@ -1,199 +1,188 @@
-"""`codinet train`: train a network, or go on with a run that was stopped.
+"""`codinet train`: train a network, or continue a run that was stopped.
 
-Under torchrun every process comes through here with the same words, and the first one speaks for all.
+Under torchrun every process runs this command with the same flags, and only the first one prints.
 """
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import tyro
 
-from codinet.commands.shared import counted, figures, flag_value, note, print_json
-from codinet.commands.tables import print_table
-from codinet.config import DataConfig, ExtraConfig, LossConfig, NetworkConfig, RunConfig, ScheduleConfig, resolve
-from codinet.data import DATA_ROOT, Dataset, load, locate
-from codinet.data.folder import nested
-from codinet.data.memory import require_room
-from codinet.data.official import KNOWN
-from codinet.data.placing import Loader
+from codinet.commands.printing import counted, evaluation_rows, note, print_json, print_table
+from codinet.config import DATA_ROOT, PARTS, RunConfig, flag_of, resolve, unused_settings
 from codinet.errors import UserError, unknown
+from codinet.flags import given_only
 from codinet.presets import PRESETS, as_static
-from codinet.train import distributed, train
-from codinet.train.reporting import Console
 
-# What only routers and their losses use; --budget and --gamma are refused without routing.
-_OF_ROUTING = {
-    "network": ("router", "relaxation", "tau"),
-    "losses": ("alpha", "beta", "m_c", "m_d", "score_decay", "paths"),
-}
-_LARGE = 2**30  # bytes; for less nobody is asked whether there is room
+if TYPE_CHECKING:
+    import torch
+
+    from codinet.data import Dataset
+    from codinet.train.distributed import World
+
+_LARGE_STEP = 2**30  # bytes; smaller steps are not checked against the free memory
+
+
+def _settings(part: str) -> Any:
+    """The flags of a part of the config, all optional; their defaults are the preset's."""
+    return tyro.conf.arg(constructor=given_only({name: getattr(make(""), part) for name, make in PRESETS.items()}))
 
 
 @dataclass(frozen=True)
 class Args:
     source: tyro.conf.Positional[str]
     """digits, cifar10, cifar100, svhn, an image folder, or an .npz file."""
-    data: DataConfig = field(default_factory=DataConfig)
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    losses: LossConfig = field(default_factory=LossConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    data: Annotated[dict[str, Any], _settings("data")]
+    network: Annotated[dict[str, Any], _settings("network")]
+    losses: Annotated[dict[str, Any], _settings("losses")]
+    schedule: Annotated[dict[str, Any], _settings("schedule")]
+    extra: Annotated[dict[str, Any], _settings("extra")]
     seed: int = 0
-    """Seed of initial weights, order, views and noise."""
-    extra: ExtraConfig = field(default_factory=ExtraConfig)
+    """Seed of the initial weights, the image order, the augmentations and the noise."""
     preset: str = "paper"
-    """Named recipe whose values the other flags replace: paper, best, quick, demo."""
+    """Recipe whose values the other flags replace: paper, best, quick, demo."""
     out: Path | None = None
     """Run folder to write. Default: runs/ and a name made of source, network and seed."""
     resume: bool = False
-    """Continue the run in --out (with the flags it was started with), or start it if there is none."""
+    """Continue the run in --out with the flags it was started with, or start it if there is none."""
     data_root: Path = DATA_ROOT
     """Folder that holds the data sets."""
     device: str | None = None
-    """cpu, cuda, cuda:1, mps. Default: the best there is."""
-    compile: bool = False
+    """cpu, cuda, cuda:1, mps. Default: the best available."""
+    compile: tyro.conf.DisallowNone[bool | None] = None
     """Compile blocks and, on CUDA, capture the whole step in a graph. Default: on CUDA."""
-    amp: bool = False
+    amp: tyro.conf.DisallowNone[bool | None] = None
     """Compute in bfloat16, losses in float32. Default: on CUDA."""
-    kernels: bool = False
-    """With --compile and --amp, fused kernels for narrow blocks. Default: on CUDA."""
+    kernels: tyro.conf.DisallowNone[bool | None] = None
+    """With --compile and --amp, use fused kernels for narrow blocks. Default: on CUDA."""
     sync_bn: bool = False
     """Under torchrun on GPUs, normalise by the batches of all processes together."""
-    loader: Loader = "auto"
+    loader: Literal["auto", "resident", "stream"] = "auto"
     """Where training images are kept: on the device, or outside it and streamed. Default: on the device if they fit."""
-    wait_minutes: float = distributed.WAIT_MINUTES
+    wait_minutes: float = 10.0
     """Under torchrun, how long to wait for a process that does not respond."""
     json: bool = False
     """Print the result as one JSON document."""
 
 
-def defaults(words: list[str]) -> Args:
-    """The flags' defaults: those of the preset and of the device that are named among the words."""
-    name = flag_value("--preset", words) or "paper"
-    if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
-    preset = PRESETS[name]("")
-    if any(word.replace("_", "-") == "--no-routed" for word in words):
-        # Without routers a preset's budget means nothing; one that is stated is refused.
-        preset = as_static(preset)
-    fast = distributed.own_device(flag_value("--device", words)).type == "cuda"
-    return Args(
-        source=tyro.MISSING,
-        data=preset.data,
-        network=preset.network,
-        losses=preset.losses,
-        schedule=preset.schedule,
-        extra=preset.extra,
-        preset=name,
-        compile=fast,
-        amp=fast,
-        kernels=fast,
-    )
+def config_from(args: Args) -> RunConfig:
+    """The preset's config with the settings that are given as flags; not yet resolved."""
+    if args.preset not in PRESETS:
+        raise unknown("preset", args.preset, PRESETS)
+    preset = PRESETS[args.preset](args.source)
+    if not args.network.get("routed", preset.network.routed):
+        preset = as_static(preset)  # drops the preset's budget; --budget on the command line is an error
+    parts: dict[str, Any] = {part: replace(getattr(preset, part), **getattr(args, part)) for part in PARTS}
+    return replace(preset, seed=args.seed, **parts)
 
 
 def run(args: Args) -> None:
+    """Train, and print the evaluation on the test images."""
+    config = config_from(args)
+
+    from codinet.train import distributed
+
     device = distributed.own_device(args.device)
     with distributed.joined(device, wait_minutes=args.wait_minutes) as world:
-        _train(args, device, world)
+        _train(args, config, device, world)
 
 
-def _train(args: Args, device: torch.device, world: distributed.World) -> None:
-    config, dataset = world.each(lambda: _read(args, device, world))
-    remarks = world.lead(lambda: _remarks(args, config))
-    for sentence in remarks if world.leads else ():
+def _train(args: Args, config: RunConfig, device: "torch.device", world: "World") -> None:
+    from codinet.train import Execution, train
+    from codinet.train.reporting import Console
+
+    execution = Execution(args.compile, args.amp, args.kernels, args.sync_bn, args.loader)
+    amp = bool(execution.resolve(device, world).amp)
+    config, dataset = world.on_every_rank(lambda: _load(args, config, device, amp, world))
+    notes = world.on_rank0(lambda: _notes(args, config))
+    for sentence in notes if world.is_rank0 else ():
         note(sentence)
     folder, evaluation = train(
-        args.out or Path("runs") / _name(config),
+        args.out or Path("runs") / _folder_name(config),
         config,
         dataset,
         device=device,
         resume=args.resume,
-        compile=args.compile,
-        amp=args.amp,
-        kernels=args.kernels,
-        reporter=Console() if world.leads else None,
+        execution=execution,
+        reporter=Console() if world.is_rank0 else None,
         world=world,
-        sync_bn=args.sync_bn,
-        loader=args.loader,
     )
-    if not world.leads:
+    if not world.is_rank0:
         return
     if args.json:
         print_json({"run": str(folder.path), **evaluation.summary()})
     else:
-        print_table(f"{folder.path} on the {evaluation.n} test images", ["", ""], figures(evaluation.summary()))
+        rows = evaluation_rows(evaluation.summary())
+        print_table(f"{folder.path} on the {evaluation.n} test images", ["", ""], rows)
 
 
-def _read(args: Args, device: torch.device, world: distributed.World) -> tuple[RunConfig, Dataset]:
-    """What to train and on what, seen to fit together."""
-    config = resolve(
-        RunConfig(args.source, args.data, args.network, args.losses, args.schedule, args.seed, args.extra),
-        gpu=device.type == "cuda",
-    )
-    # As a path that means the same wherever the run is measured later.
-    config = replace(config, source=locate(args.source, args.data_root))
+def _load(
+    args: Args, config: RunConfig, device: "torch.device", amp: bool, world: "World"
+) -> tuple[RunConfig, "Dataset"]:
+    """The complete config and its data, checked against each other and against the free memory."""
+    from codinet.data import load, locate
+
+    config = resolve(config, gpu=device.type == "cuda")
+    # An absolute path, so that the run can be evaluated from any folder.
+    config = replace(config, source=locate(config.source, args.data_root))
     dataset = load(config.source, args.data_root, image_size=config.data.image_size)
-    _require_fit(config, dataset)
+    _require_small_cutout(config, dataset)
     if device.type == "cpu":
-        _require_room(config, dataset, 2 if args.amp else 4, world)
+        _require_memory(config, dataset, bytes_per_value=2 if amp else 4, processes=world.size)
     return config, dataset
 
 
-def _require_fit(config: RunConfig, dataset: Dataset) -> None:
-    """See that something of the images is left."""
+def _require_small_cutout(config: RunConfig, dataset: "Dataset") -> None:
     _, height, width = dataset.image_shape
     cutout, side = config.extra.cutout, min(height, width)
     if cutout >= side:
         raise UserError(
-            f"--cutout {cutout} is a square as large as the images of {dataset.name}, which are {height}×{width}; "
-            f"use less than {side}."
+            f"--cutout must be below {side} for the images of {dataset.name}, which are {height}×{width}, got {cutout}."
         )
 
 
-def _require_room(config: RunConfig, dataset: Dataset, size: int, world: distributed.World) -> None:
-    """Refuse steps that the system would end the process for, by what they take at the very least: the images, and
-    what the first convolution makes of them, which is 16 values a pixel in every network, before and after their
-    normalisation. `size` is the bytes of a value."""
+def _require_memory(config: RunConfig, dataset: "Dataset", *, bytes_per_value: int, processes: int) -> None:
+    """Refuse a step for which the system would end the process.
+
+    The estimate is a lower bound: the images, and the output of the first convolution (16 channels in every network)
+    before and after its normalisation.
+    """
+    from codinet.data.free_memory import require_memory
+
     channels, height, width = dataset.image_shape
-    views = (config.schedule.batch or 0) // world.size * config.schedule.views
-    needed = views * height * width * (4 * channels + 2 * 16 * size)
-    if needed > _LARGE:
-        require_room(
+    views = (config.schedule.batch or 0) // processes * config.schedule.views
+    needed = views * height * width * (4 * channels + 2 * 16 * bytes_per_value)
+    if needed > _LARGE_STEP:
+        require_memory(
             needed,
             what=f"A step on {views} views of {height}×{width}",
-            way_out="use a smaller --batch, or --image-size if they are a folder's",
+            hint="use a smaller --batch, or --image-size for an image folder",
         )
 
 
-def _remarks(args: Args, config: RunConfig) -> list[str]:
-    """Where the training is not quite what the words may have meant."""
-    said = []
+def _notes(args: Args, config: RunConfig) -> list[str]:
+    """Where the training may differ from what the flags seem to say."""
+    from codinet.data.catalogue import KNOWN
+    from codinet.data.image_folder import ignored_folders
+
+    notes = []
     if config.source not in KNOWN:
         if not Path(os.path.expanduser(args.source)).exists():
-            said.append(f"there is no {args.source}; the images are those of {config.source}.")
-        inner = nested(Path(config.source)) if Path(config.source).is_dir() else []
+            notes.append(f"{args.source} does not exist; using {config.source}.")
+        inner = ignored_folders(Path(config.source)) if Path(config.source).is_dir() else []
         if inner:
-            more = f" and {counted(len(inner) - 1, 'folder')} more" if len(inner) > 1 else ""
-            said.append(f"images in {inner[0]}{more} are not read; those of a class lie in the class's folder itself.")
-    idle = [] if config.network.routed else _of_routing(args)
-    if idle:
-        said.append(f"--no-routed leaves no routers, so {', '.join(idle)} will change nothing.")
-    return said
+            more = f" and {counted(len(inner) - 1, 'more folder')}" if len(inner) > 1 else ""
+            notes.append(f"images in {inner[0]}{more} are not read; put images directly into the folder of a class.")
+    given = [name for part in PARTS for name, value in getattr(args, part).items() if value != 0]  # 0 switches off
+    unused = [flag_of(name) for name in given if name in unused_settings(config)]
+    if unused:
+        why = "--no-routed" if not config.network.routed else "a loss weight of 0"
+        notes.append(f"these flags have no effect with {why}: {', '.join(unused)}.")
+    return notes
 
 
-def _of_routing(args: Args) -> list[str]:
-    """The flags that only routing uses and that were given: their values are not the preset's."""
-    preset = PRESETS[args.preset]("")
-    return [
-        f"--{name.replace('_', '-')}"
-        for part, names in _OF_ROUTING.items()
-        for name in names
-        if getattr(getattr(args, part), name) != getattr(getattr(preset, part), name)
-    ]
-
-
-def _name(config: RunConfig) -> str:
-    source = Path(config.source).stem
+def _folder_name(config: RunConfig) -> str:
     kind = "routed" if config.network.routed else "static"
-    return f"{source}-{config.network.arch}-{kind}-seed{config.seed}"
+    return f"{Path(config.source).stem}-{config.network.arch}-{kind}-seed{config.seed}"

@@ -1,6 +1,7 @@
-"""What every source of images gives: two splits of bytes, the class names, and how to augment the images.
+"""A classification data set: two splits of images and labels, the class names, and how to augment the images.
 
-Knows nothing of files (the sources do) or of random views (`views` does).
+Images are bytes in a tensor, or `LazyImages` if they do not fit in memory. `hold_out` and `channel_stats` complete data
+that comes without a test split or normalisation constants. Knows nothing of file formats.
 """
 
 import unicodedata
@@ -8,25 +9,80 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from codinet.checks import shown
-from codinet.data.lazy import LazyImages
+from codinet.data.images import read_pixels
+from codinet.data.threads import map_in_threads
 from codinet.errors import UserError
+
+_MAX_VALUES = 2**26  # per channel, for statistics; more would not change any digit that matters
+
+
+@dataclass(frozen=True)
+class LazyImages:
+    """Image files that are decoded when they are indexed, for folders larger than memory.
+
+    Has the shape of a uint8 tensor (N, C, H, W) and is indexed like one along its first axis.
+    """
+
+    paths: Sequence[str]  # not Path, which takes three times the memory, and there may be millions
+    channels: int
+    size: tuple[int, int]  # height, width
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the tensor with all images."""
+        return torch.Size((len(self.paths), self.channels, *self.size))
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that all decoded images would take."""
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int | slice | torch.Tensor) -> torch.Tensor:
+        """Decode the images at these indices in several threads."""
+        if isinstance(index, int):
+            return torch.from_numpy(read_pixels(self.paths[index], self.channels, self.size).copy())
+        indices = range(len(self))[index] if isinstance(index, slice) else index.tolist()
+        images_BCHW = torch.empty((len(indices), *self.shape[1:]), dtype=torch.uint8)
+        rows_BCHW = images_BCHW.numpy()
+
+        def fill(row: int) -> None:
+            self.read_into(rows_BCHW[row : row + 1], indices[row : row + 1])
+
+        map_in_threads(fill, range(len(indices)), "Reading images")
+        return images_BCHW
+
+    def read_into(self, rows_BCHW: np.ndarray, indices: Sequence[int]) -> None:
+        """Decode the images at these indices into an array, in this thread."""
+        for row, index in enumerate(indices):
+            rows_BCHW[row] = read_pixels(self.paths[index], self.channels, self.size)
+
+    def pick(self, index_N: torch.Tensor) -> "LazyImages":
+        """Return the images at these indices, without decoding them."""
+        return LazyImages([self.paths[index] for index in index_N.tolist()], self.channels, self.size)
+
+
+Images = torch.Tensor | LazyImages
 
 
 @dataclass(frozen=True)
 class Split:
     """Images as bytes and their labels, in a fixed order."""
 
-    images_NCHW: Any  # uint8: a tensor, or `LazyImages`, which has a shape and is indexed like one
+    images_NCHW: Any  # uint8: a tensor or `LazyImages`
     labels_N: torch.Tensor  # int64
 
     def __len__(self) -> int:
         return len(self.labels_N)
 
     def subset(self, indices: torch.Tensor) -> "Split":
-        """The images at these places, in that order."""
+        """Return the images at these indices, in that order."""
         images_NCHW = self.images_NCHW
         picked = images_NCHW.pick(indices) if isinstance(images_NCHW, LazyImages) else images_NCHW[indices]
         return Split(picked, self.labels_N[indices])
@@ -34,7 +90,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A classification data set, in memory or, if that is too small, decoded when it is used."""
+    """A classification data set with a training and a test split."""
 
     name: str
     train: Split
@@ -42,7 +98,7 @@ class Dataset:
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # per channel, in bytes (0..255)
     std: tuple[float, ...]  # per channel, in bytes (0..255)
-    pad: int  # random crops pad this many pixels on each side
+    pad: int  # pixels that random crops pad on each side
     flip: bool  # whether a mirrored image keeps its class
 
     @property
@@ -52,12 +108,69 @@ class Dataset:
         return channels, height, width
 
 
+def hold_out(labels_N: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose a fixed, stratified test split of about `count` images.
+
+    The same labels in the same order give the same split on every machine and in every version: indices are computed,
+    not drawn at random. Each class contributes in proportion to its size (largest remainders first), at evenly spaced
+    positions. A class of two or more contributes at least one image and keeps at least one, so tiny classes can change
+    the total. A class of one stays in the training split.
+
+    Args:
+        labels_N: The label of each image.
+        count: The size of the test split.
+
+    Returns:
+        Training indices and test indices, both ascending.
+    """
+    total = len(labels_N)
+    assert 0 <= count <= total, f"cannot hold out {count} of {total}"
+    if total == 0:
+        return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    # Only classes that occur: a single huge label must not cost time and memory.
+    sizes = torch.unique(labels_N, return_counts=True)[1].tolist()
+    quotas = [size * count // total for size in sizes]
+    by_remainder = sorted(range(len(sizes)), key=lambda label: (-(sizes[label] * count % total), label))
+    for label in by_remainder[: count - sum(quotas)]:
+        quotas[label] += 1
+
+    indices_per_class = torch.argsort(labels_N, stable=True).split(sizes)
+    is_test_N = torch.zeros(total, dtype=torch.bool)
+    for size, quota, indices in zip(sizes, quotas, indices_per_class, strict=True):
+        quota = max(0, min(max(quota, 1), size - 1))
+        if quota:
+            # The class is cut into `quota` equal intervals; the middle of each is taken.
+            is_test_N[indices[(2 * torch.arange(quota) + 1) * size // (2 * quota)]] = True
+    return torch.nonzero(~is_test_N).flatten(), torch.nonzero(is_test_N).flatten()
+
+
+def channel_stats(images_NCHW: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Compute the mean and standard deviation of each channel, in bytes. Of very many images, every k-th is used.
+
+    Counts byte values instead of adding floats, so the result does not depend on order or precision.
+    """
+    number, channels, height, width = images_NCHW.shape
+    step = -(-number * height * width // _MAX_VALUES) or 1
+    sample_NCHW = images_NCHW[::step]
+    values_256 = torch.arange(256, dtype=torch.float64)
+    means, stds = [], []
+    for channel in range(channels):
+        counts_256 = torch.bincount(sample_NCHW[:, channel].flatten(), minlength=256).double()
+        frequency_256 = counts_256 / counts_256.sum()
+        mean = (frequency_256 * values_256).sum()
+        std = (frequency_256 * (values_256 - mean) ** 2).sum().sqrt()
+        means.append(float(mean))
+        # A channel of one colour has a standard deviation of zero, and normalising divides by it.
+        stds.append(max(float(std), 1.0))
+    return tuple(means), tuple(stds)
+
+
 def check(dataset: Dataset) -> Dataset:
-    """Return the data set; `UserError` if something is wrong with it."""
+    """Return the data set unchanged; raise a `UserError` if it is invalid."""
     if not isinstance(dataset, Dataset):
         raise UserError(f"expected a codinet.data.Dataset, got {shown(dataset)}; load one with codinet.data.load.")
     if not is_printable(dataset.name):
-        raise UserError(f"a data set is called {shown(dataset.name)}, which is not printable Unicode; rename it.")
+        raise UserError(f"The name of a data set must be printable Unicode text, got {shown(dataset.name)}; rename it.")
     if not isinstance(dataset.classes, tuple):
         raise UserError(f"{dataset.name} has the classes {shown(dataset.classes)}; expected a tuple of names.")
     number = len(dataset.classes)
@@ -86,18 +199,23 @@ def check(dataset: Dataset) -> Dataset:
 
 
 def require_names(names: Sequence[str], where: str) -> None:
-    """`UserError` unless every class has a name of its own that can be printed and written as JSON."""
+    """Raise a `UserError` unless class names are unique and can be printed and written as JSON.
+
+    Args:
+        names: The class names.
+        where: The subject of the error message.
+    """
     seen: set[str] = set()
     for name in names:
         if not is_printable(name):
             raise UserError(f"{where} has a class called {shown(name)}; rename it to printable Unicode text.")
         if name in seen:
-            raise UserError(f"{where} has the class {shown(name)} more than once; give every class a name of its own.")
+            raise UserError(f"{where} has the class {shown(name)} more than once; give every class a unique name.")
         seen.add(name)
 
 
 def is_printable(name: object) -> bool:
-    """Whether a name is text that tables and JSON can hold."""
+    """Return whether a name is text that can be written in tables and JSON."""
     # Lone surrogates (Cs) stand for bytes that are not UTF-8; control characters (Cc) would break tables.
     return (
         isinstance(name, str)

@@ -1,7 +1,7 @@
-"""Downloads one file over HTTP: resumes where it stopped, verifies, and only then renames.
+"""Downloads and verifies the known data sets.
 
-The bytes are collected in `<target>.part`. `target` appears complete and with the right checksum, or not at all. Knows
-nothing of data sets.
+`fetch` downloads one file over HTTP into `<target>.part`, resumes after an interruption, and renames the file only when
+its checksum matches: `target` is complete or absent. `verify` and `download` work on whole data sets of `catalogue`.
 """
 
 import errno
@@ -10,25 +10,104 @@ import http.client
 import os
 import re
 import shutil
+import tarfile
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
+from codinet.checks import shown
+from codinet.data.catalogue import DIGITS_FILE, DIGITS_SHA256, KnownDataset, KnownFile, lookup
 from codinet.errors import UserError, first_line
-from codinet.files import open_regular
+from codinet.files import open_regular, unreadable
 
 Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
 
-_TIMEOUT = 30.0  # seconds without a byte, or with fewer than _SLOWEST bytes
-_SLOWEST = 3000
+_TIMEOUT = 30.0  # seconds without a byte, or with fewer than _MIN_BYTES
+_MIN_BYTES = 3000
 _CHUNK = 2**18
 
 
-class _CutError(Exception):
-    """The connection ended early; the bytes so far are kept."""
+class Verdict(NamedTuple):
+    """Whether a file is the official one, and why."""
+
+    file: str
+    ok: bool
+    detail: str
+
+
+def verify(name: str, root: Path) -> list[Verdict]:
+    """Check the files of a known data set against the official checksums.
+
+    Lists of class names have no published checksum; their lines are counted instead.
+
+    Args:
+        name: A name from the catalogue.
+        root: The folder of known data sets.
+
+    Returns:
+        One verdict per official file.
+    """
+    known = lookup(name)
+    if not known.layouts:
+        return [_verify_digits()]
+    with _read_errors(root):
+        located = known.locate(root)
+        if located is None:
+            missing = f"missing under {root}; {known.hint}"
+            return [Verdict(file.name, False, missing) for file in known.layouts[0].files]
+        folder, layout = located
+        return [_verify_file(folder / file.name, file) for file in layout.files]
+
+
+def download(name: str, root: Path, progress: Progress = lambda done, total: None) -> Path:
+    """Download a known data set and verify it. Do nothing if intact files exist.
+
+    An existing folder with other content is renamed, not deleted.
+
+    Args:
+        name: A name from the catalogue.
+        root: The folder of known data sets; the files go into a folder inside it.
+        progress: Called with the bytes so far and in total.
+
+    Returns:
+        The folder with the files.
+    """
+    known = lookup(name)
+    if not known.archives:
+        return Path(str(resources.files(__package__)))
+    with _read_errors(root):
+        located = known.locate(root)
+    if located is not None and all(verdict.ok for verdict in verify(name, root)):
+        return located[0]
+    folder = root / known.layouts[0].folder
+    for archive in known.archives:
+        packed = archive.name.endswith(".tar.gz")
+        target = (root if packed else folder) / archive.name
+        fetch(archive.address, target, digest=archive.sha256, algorithm="sha256", size=archive.size, progress=progress)
+        if packed:
+            _unpack(target, folder, known)
+    return folder
+
+
+@contextmanager
+def _read_errors(root: Path) -> Iterator[None]:
+    if not isinstance(root, Path):
+        raise UserError(f"The folder of known data sets must be a pathlib.Path, got {shown(root)}.")
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(error.filename or root, error) from error
+
+
+class _InterruptedError(Exception):
+    """The connection ended early; the received bytes are kept."""
 
 
 def fetch(
@@ -42,13 +121,22 @@ def fetch(
     attempts: int = 4,
     pause: float = 1.0,
 ) -> None:
-    """Download `url` to `target`, whose `algorithm` checksum must be `digest`.
+    """Download one file; do nothing if `target` exists with the right checksum.
 
-    A connection that breaks is resumed up to `attempts` times, `pause` seconds apart. After that the part stays, and
-    the next call resumes it. A wrong checksum deletes the part.
+    After the last attempt the partial file is kept, and the next call resumes it. A wrong checksum deletes it.
+
+    Args:
+        url: An http or https address.
+        target: The file to create.
+        digest: The expected checksum in hexadecimal.
+        algorithm: The name of the checksum in `hashlib`.
+        size: The expected bytes, if known.
+        progress: Called with the bytes so far and in total.
+        attempts: How often a broken connection is resumed.
+        pause: Seconds between attempts.
     """
     if not url.startswith(("http://", "https://")):
-        raise UserError(f"{url} is not a web address; it must begin with http:// or https://.")
+        raise UserError(f"{url} is not a web address; it must start with http:// or https://.")
     part = target.with_name(target.name + ".part")
     try:
         if target.is_file() and checksum(target, algorithm) == digest:
@@ -59,8 +147,8 @@ def fetch(
         if found != digest:
             part.unlink()
             raise UserError(
-                f"{url} gave a file whose {algorithm} is {found}, not {digest}; it was deleted, "
-                "try again, and if it happens again the file at that address has changed."
+                f"{url} returned a file with {algorithm} {found}, expected {digest}; the file was deleted, "
+                "try again (if it fails again, the published file has changed)."
             )
         os.replace(part, target)
     except OSError as error:
@@ -68,14 +156,14 @@ def fetch(
 
 
 def checksum(path: Path, algorithm: str) -> str:
-    """The file's checksum in hexadecimal."""
+    """Return the checksum of a file in hexadecimal."""
     with open_regular(path) as file:
-        # Against damage, not attacks: md5 is what the publishers give.
+        # It detects damage, not attacks: most publishers give md5 only.
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def _download(url: str, part: Path, size: int | None, progress: Progress, attempts: int, pause: float) -> None:
-    """Fill `part`, in as many attempts as allowed."""
+    """Complete `part` in at most `attempts` requests."""
     for attempt in range(1, attempts + 1):
         done = part.stat().st_size if part.exists() else 0
         if size is not None and done > size:
@@ -88,7 +176,7 @@ def _download(url: str, part: Path, size: int | None, progress: Progress, attemp
         try:
             _receive(url, part, done, size, progress)
             return
-        except _CutError as error:
+        except _InterruptedError as error:
             if attempt == attempts:
                 raise UserError(
                     f"{url} could not be downloaded ({error}); check your network and try again, it will resume."
@@ -97,7 +185,7 @@ def _download(url: str, part: Path, size: int | None, progress: Progress, attemp
 
 
 def _receive(url: str, part: Path, done: int, size: int | None, progress: Progress) -> None:
-    """One request: append what is missing, or write everything if the server cannot resume."""
+    """Send one request: append the missing bytes, or start again if the server cannot resume."""
     with _request(url, part, done) as response:
         resumed = response.status == 206 and _starts_at(response.headers.get("Content-Range"), done)
         start = done if resumed else 0
@@ -105,7 +193,7 @@ def _receive(url: str, part: Path, done: int, size: int | None, progress: Progre
         total = start + int(length) if length is not None and re.fullmatch("[0-9]{1,18}", length) else size
         if size is not None and total != size:
             raise UserError(f"{url} has {total:,} bytes, expected {size:,}; check the address or your network.")
-        # Without O_NONBLOCK, opening a named pipe would wait for its reader.
+        # Without O_NONBLOCK, opening a named pipe would block.
         opener = lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # noqa: E731
         with open(part, "ab" if resumed else "wb", opener=opener) as file:
             _copy(response, file, start, total, progress)
@@ -119,11 +207,11 @@ def _request(url: str, part: Path, done: int) -> http.client.HTTPResponse:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416:  # the part is longer than the file: it is not a part of this file
+        if error.code == 416:  # the partial file is longer than the file, so it belongs to another one
             part.unlink(missing_ok=True)
-            raise _CutError("the server could not resume") from error
+            raise _InterruptedError("the server could not resume") from error
         if error.code >= 500:
-            raise _CutError(f"the server answered {error.code}") from error
+            raise _InterruptedError(f"the server answered {error.code}") from error
         raise UserError(
             f"{url} could not be downloaded (the server answered {error.code} {error.reason}); "
             "check the address, or get the file by other means."
@@ -131,8 +219,8 @@ def _request(url: str, part: Path, done: int) -> http.client.HTTPResponse:
     except http.client.InvalidURL as error:
         raise UserError(f"{url} is not a web address ({first_line(error)}); check it.") from error
     except (OSError, http.client.HTTPException) as error:
-        raise _CutError(f"no connection: {getattr(error, 'reason', error)}") from error
-    except ValueError as error:  # of parts of the address, or of what the server sent in place of a header
+        raise _InterruptedError(f"no connection: {getattr(error, 'reason', error)}") from error
+    except ValueError as error:  # from the address, or from an invalid header
         raise UserError(f"{url} could not be downloaded ({first_line(error)}); check the address.") from error
     if not isinstance(response, http.client.HTTPResponse):  # redirected to another protocol
         response.close()
@@ -144,11 +232,11 @@ def _copy(response: http.client.HTTPResponse, file: BinaryIO, done: int, total: 
     progress(done, total)
     since, before = time.monotonic(), done
     while True:
-        # Errors of reading come from the network, those of writing from the disk.
+        # Read errors come from the network, write errors from the disk.
         try:
             chunk = response.read1(_CHUNK)
         except (OSError, http.client.HTTPException) as error:
-            raise _CutError(f"the connection broke after {done:,} bytes") from error
+            raise _InterruptedError(f"the connection broke after {done:,} bytes") from error
         if not chunk:
             break
         file.write(chunk)
@@ -157,15 +245,15 @@ def _copy(response: http.client.HTTPResponse, file: BinaryIO, done: int, total: 
         if total is not None and done > total:
             break  # not the announced file; the checksum will differ
         if time.monotonic() - since > _TIMEOUT:
-            if done - before < _SLOWEST:
-                raise _CutError(f"only {done - before:,} bytes in {_TIMEOUT:g} seconds")
+            if done - before < _MIN_BYTES:
+                raise _InterruptedError(f"only {done - before:,} bytes in {_TIMEOUT:g} seconds")
             since, before = time.monotonic(), done
     if total is not None and done < total:
-        raise _CutError(f"the connection broke after {done:,} of {total:,} bytes")
+        raise _InterruptedError(f"the connection broke after {done:,} of {total:,} bytes")
 
 
-def _starts_at(content_range: str | None, place: int) -> bool:
-    return content_range is not None and content_range.startswith(f"bytes {place}-")
+def _starts_at(content_range: str | None, offset: int) -> bool:
+    return content_range is not None and content_range.startswith(f"bytes {offset}-")
 
 
 def _require_disk(part: Path, size: int | None, done: int) -> None:
@@ -181,3 +269,62 @@ def _disk_error(error: OSError, target: Path) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(f"the disk is full while downloading {target.name}; free some space and try again.")
     return UserError(f"{target} cannot be written ({error.strerror or error}); choose another folder.")
+
+
+def _unpack(archive: Path, folder: Path, known: KnownDataset) -> None:
+    """Unpack into a temporary folder, verify the files, then rename it to `folder`."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+            with tarfile.open(archive) as tar:
+                tar.extractall(scratch, filter="data")
+            unpacked = Path(scratch) / folder.name
+            for file in known.layouts[0].files:
+                verdict = _verify_file(unpacked / file.name, file)
+                if not verdict.ok:
+                    raise UserError(
+                        f"{archive} contains a bad {file.name} ({verdict.detail}); delete it and {known.hint}."
+                    )
+            _rename_existing(folder)
+            os.replace(unpacked, folder)
+        archive.unlink()
+    except (tarfile.TarError, KeyError, ValueError, EOFError, zlib.error) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{archive} cannot be unpacked ({first_line(error)}); delete it and {known.hint}.") from error
+    except OSError as error:
+        raise UserError(
+            f"{archive} cannot be unpacked ({error.strerror or error}); free some space or choose another folder."
+        ) from error
+
+
+def _rename_existing(folder: Path) -> None:
+    if not folder.exists():
+        return
+    number = 1
+    while (backup := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    shutil.move(folder, backup)
+
+
+def _verify_file(path: Path, file: KnownFile) -> Verdict:
+    if not path.is_file():
+        return Verdict(file.name, False, "missing")
+    if file.lines is not None:
+        lines = sum(1 for line in path.read_bytes().splitlines() if line.strip())
+        return Verdict(file.name, lines == file.lines, f"{lines} of {file.lines} class names")
+    size = path.stat().st_size
+    if file.size is not None and size != file.size:
+        word = "truncated" if size < file.size else "too long"
+        return Verdict(file.name, False, f"{word}: {size:,} bytes, expected {file.size:,}")
+    found = checksum(path, "md5")
+    if found != file.md5:
+        return Verdict(file.name, False, f"md5 {found} is not the official {file.md5}: changed or reordered")
+    return Verdict(file.name, True, "md5 matches the official file")
+
+
+def _verify_digits() -> Verdict:
+    with resources.as_file(resources.files(__package__).joinpath(DIGITS_FILE)) as path:
+        ok = checksum(path, "sha256") == DIGITS_SHA256
+    return Verdict(
+        DIGITS_FILE, ok, "included in codinet" if ok else "differs from the published file; reinstall codinet"
+    )

@@ -1,18 +1,22 @@
-"""One image, safely, from any file or upload to bytes of a wanted shape.
+"""Reads one image safely, from any file or upload, as bytes of a given shape.
 
-Formats are an allow-list. Sizes are checked from the header before anything is decoded. Whatever Pillow raises or warns
-about on a damaged file becomes one `UserError` that names it. Of an animation the first frame is used. Safe in many
-threads at once. Knows nothing of data sets.
+Only an allow-list of formats is opened, and sizes are checked in the header before anything is decoded. Every exception
+or warning of Pillow on a damaged file becomes one `UserError` that names the file. Of an animation the first frame is
+used. Safe in many threads at once.
 
 Memory: decoding takes at most 16 bytes per pixel besides the file, 0.4 GB for 25 megapixels.
 """
 
+import ctypes
 import io
 import logging
 import math
 import os
 import re
+import stat
 import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-# Imported here, so that threads do not: Pillow would import them when it opens the first file.
+# Imported here, so that threads do not: Pillow would import the plugins when it opens the first file.
 from PIL import (  # noqa: F401
     BmpImagePlugin,
     GifImagePlugin,
@@ -34,31 +38,30 @@ from PIL import (  # noqa: F401
     TiffImagePlugin,
     UnidentifiedImageError,
     WebPImagePlugin,
+    _imaging,
 )
 
 from codinet.checks import require_whole, shown
-from codinet.data.quiet import Quiet
 from codinet.errors import UserError, first_line
 from codinet.files import open_regular
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-SUFFIXES = frozenset(
-    [".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"],
-)
 MAX_PIXELS = 64_000_000
-MAX_SIDE = 65_535  # the most that JPEG allows; Pillow's memory depends on the sides, not only on their product
-DECODING = 16  # bytes per pixel that decoding an image takes at most
+MAX_SIDE = 65_535  # the limit of JPEG; Pillow's memory depends on the sides, not only on their product
+DECODING = 16  # bytes per pixel: the most that decoding takes
 
 _MAX_BYTES = 2**30  # of a file
-_MAX_READS = 10_000  # of a header: parts of metadata, mostly
+_MAX_READS = 10_000  # of a header; nearly all are for metadata
+_FORWARD = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # PNG and JPEG: Pillow reads their headers without seeking back
 _MAX_TAG = 2**20  # bytes of numbers in one tag of a TIFF file
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
 _BIG_TIFF = 43
-_BYTES = (1, 2, 7)  # types of tags that are not numbers
+_BYTE_TYPES = (1, 2, 7)  # types of TIFF tags that are not numbers
 _MAX_SCANS = 200  # of a progressive JPEG, which usually has about 10
 _GREY_MODES = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"))
 _ORIENTATION = 0x0112  # the EXIF tag
-_UPRIGHT = {
+_ORIENTED = frozenset(("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"))  # metadata that may contain it
+_TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -68,18 +71,8 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Without any handler Python prints the decoder's complaints itself; the application's own handlers still get them.
+# Without any handler Python prints Pillow's messages itself. The handlers of the application still get them.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
-
-
-def is_image_file(entry: Path) -> bool:
-    """Whether a path has the name of an image and is not a folder. Reading it shows whether it is one."""
-    return entry.suffix.lower() in SUFFIXES and is_visible(entry) and not entry.is_dir()
-
-
-def is_visible(entry: Path) -> bool:
-    """Whether a path is more than what archivers and file managers leave behind."""
-    return not entry.name.startswith((".", "__MACOSX"))
 
 
 class Header(NamedTuple):
@@ -97,34 +90,66 @@ def read_image(
     size: tuple[int, int] | None,
     max_pixels: int = MAX_PIXELS,
 ) -> torch.Tensor:
-    """The image upright as uint8 (C, H, W): grey for one channel, RGB for three, transparency over white.
+    """Read an image, turned upright by its EXIF orientation, with transparency over white.
 
-    `size` is (height, width): the image is scaled to cover it, antialiased, and cut at the centre. None keeps the
-    image's own size. `source` is a path or the content of a file.
+    Args:
+        source: A path, or the content of a file.
+        channels: 1 for grey, 3 for RGB.
+        size: (height, width). The image is scaled to cover it, antialiased, and cropped at the centre. None keeps the
+            image's own size.
+        max_pixels: Larger images are refused.
+
+    Returns:
+        uint8 (C, H, W).
     """
     if type(channels) is not int or channels not in (1, 3):
-        raise UserError(f"images have 1 or 3 channels, not {shown(channels)}; use a network that takes one of these.")
+        raise UserError(f"channels must be 1 or 3, got {shown(channels)}; use a network with 1 or 3 input channels.")
     if size is not None:
         _require_size(size)
     require_whole("max_pixels", max_pixels, 1)
-    with _errors_of(source):
-        flat, mode = _flattened(_decoded(source, max_pixels)), "L" if channels == 1 else "RGB"
-        flat = flat if flat.mode == mode else flat.convert(mode)
-        if size is not None and (flat.height, flat.width) != size:
-            height, width = size
-            flat = flat.resize((width, height), Image.Resampling.BILINEAR, box=_centre(flat.size, size))
-        values = np.array(flat)  # a copy: torch needs memory that it may write to
-    return torch.from_numpy(values[None] if channels == 1 else values.transpose(2, 0, 1).copy())
+    _require_source(source)
+    return torch.from_numpy(read_pixels(source, channels, size, max_pixels).copy())
+
+
+def read_pixels(
+    source: Path | str | bytes, channels: int, size: tuple[int, int] | None, max_pixels: int = MAX_PIXELS
+) -> np.ndarray:
+    """Like `read_image`, but return a read-only view (C, H, W), and do not check the arguments."""
+    mode = "L" if channels == 1 else "RGB"
+    try:
+        with Quiet():
+            image = _flatten(_decode(source, max_pixels))
+            image = image if image.mode == mode else image.convert(mode)
+            if size is not None and (image.height, image.width) != size:
+                box = _centre_box(image.size, size)
+                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box)
+            pixels_HWC = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, channels)
+    except UserError:
+        raise
+    except Exception as error:
+        raise _user_error(source, error) from error
+    return pixels_HWC.transpose(2, 0, 1)
 
 
 def read_header(source: Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Header:
-    """Size and colour without decoding; checks only that the header is one of an image."""
-    with _errors_of(source), _opened(source, max_pixels) as image:
-        width, height = image.size
-        # Other formats are never turned, or report the turned size already.
-        if image.format in ("JPEG", "MPO", "WEBP") and _orientation(image) >= 5:
-            width, height = height, width
-        return Header(height, width, image.mode in _GREY_MODES)
+    """Read the size and colour of an image without decoding it."""
+    _require_source(source)
+    try:
+        with Quiet(), _opened(source, max_pixels) as image:
+            width, height = image.size
+            # Other formats have no orientation, or Pillow reports the upright size.
+            if image.format in ("JPEG", "MPO", "WEBP") and _orientation(image) >= 5:
+                width, height = height, width
+            return Header(height, width, image.mode in _GREY_MODES)
+    except UserError:
+        raise
+    except Exception as error:
+        raise _user_error(source, error) from error
+
+
+def _require_source(source: Path | bytes) -> None:
+    if not isinstance(source, Path | bytes):
+        raise UserError(f"An image must be a pathlib.Path or the bytes of a file, got {shown(source)}.")
 
 
 def _require_size(size: tuple[int, int]) -> None:
@@ -136,57 +161,47 @@ def _require_size(size: tuple[int, int]) -> None:
         raise UserError(f"the size of an image must be at most {MAX_PIXELS:,} pixels, got {shown(size)}.")
 
 
-@contextmanager
-def _errors_of(source: Path | bytes) -> Iterator[None]:
-    """Whatever goes wrong inside is the file's fault, and the error names it."""
+def _user_error(source: Path | str | bytes, error: Exception) -> UserError:
+    """Return the error that names the file for anything that went wrong while reading it."""
     name = _name(source)
-    try:
-        with Quiet():
-            yield
-    except UserError:
-        raise
-    except MemoryError as error:
-        raise UserError(f"{name} needs more memory than there is; scale it down.") from error
-    except Image.DecompressionBombError as error:
-        raise UserError(f"{name} is too large: images have at most {MAX_PIXELS:,} pixels; scale it down.") from error
-    except UnidentifiedImageError as error:
-        raise UserError(f"{name} is not an image; use one of {', '.join(FORMATS)}.") from error
-    except Exception as error:
-        # Decoders raise nearly every built-in exception on damaged files.
-        raise UserError(f"{name} is damaged or cut short ({first_line(error)[:120]}); replace or remove it.") from error
+    if isinstance(error, MemoryError):
+        return UserError(f"{name} needs more memory than is available; scale it down.")
+    if isinstance(error, Image.DecompressionBombError):
+        return UserError(f"{name} is too large: images may have at most {MAX_PIXELS:,} pixels; scale it down.")
+    if isinstance(error, UnidentifiedImageError):
+        return UserError(f"{name} is not an image; use one of {', '.join(FORMATS)}.")
+    # Decoders raise nearly every built-in exception on damaged files.
+    return UserError(f"{name} is damaged or truncated ({first_line(error)[:120]}); replace or remove it.")
 
 
-def _name(source: Path | bytes) -> str:
-    if isinstance(source, bytes):
-        return "the upload"
-    if isinstance(source, Path):
-        return str(source)
-    raise UserError(f"an image is a pathlib.Path or the bytes of a file, not {shown(source)}.")
+def _name(source: Path | str | bytes) -> str:
+    return "the upload" if isinstance(source, bytes) else str(source)
 
 
 @contextmanager
-def _opened(source: Path | bytes, max_pixels: int) -> Iterator[ImageFile.ImageFile]:
-    """The image with only its header read, if it is not too large."""
+def _opened(source: Path | str | bytes, max_pixels: int) -> Iterator[ImageFile.ImageFile]:
+    """Open the image and read its header; refuse images that are too large."""
     with _stream(source) as stream:
-        _check_tiff(stream)
+        if isinstance(stream, _CountedStream):
+            _check_tiff(stream)
         with Image.open(stream, formats=FORMATS) as image:
-            assert isinstance(image, ImageFile.ImageFile)
-            stream.left = sys.maxsize
+            if isinstance(stream, _CountedStream):
+                stream.left = sys.maxsize
             width, height = image.size
             if width * height > max_pixels or max(width, height) > MAX_SIDE:
                 raise UserError(
-                    f"{_name(source)} is too large: {width}×{height} pixels, where at most {max_pixels:,} and "
-                    f"{MAX_SIDE:,} a side are read; scale it down."
+                    f"{_name(source)} is too large: {width}×{height} pixels; images may have at most {max_pixels:,} "
+                    f"pixels and {MAX_SIDE:,} per side; scale it down."
                 )
-            tags = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
+            tags: Any = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
             # The decoder unpacks whole tiles, which may be larger than the image.
             if tags.get(_TILE_WIDTH, 1) * tags.get(_TILE_LENGTH, 1) > max_pixels:
                 raise ValueError(f"its tiles have more than {max_pixels:,} pixels")
             yield image
 
 
-class _Stream(io.BufferedReader):
-    """A file that counts how often it is read: Pillow takes a microsecond or more for every part of a header."""
+class _CountedStream(io.BufferedReader):
+    """A file that limits how often it is read: Pillow takes a microsecond or more for every part of a header."""
 
     left = _MAX_READS
 
@@ -197,21 +212,38 @@ class _Stream(io.BufferedReader):
         return super().read(size)
 
 
-def _stream(source: Path | bytes) -> _Stream:
-    if isinstance(source, bytes):
-        return _Stream(io.BytesIO(source))
+def _stream(source: Path | str | bytes) -> io.BytesIO | _CountedStream:
     try:
+        content = source if isinstance(source, bytes) else _read_small_file(source)
+        # Every read of a forward-only header takes at least one byte, so a small file needs no counting.
+        if content is not None and len(content) <= _MAX_READS and content.startswith(_FORWARD):
+            return io.BytesIO(content)
+        if isinstance(source, bytes):
+            return _CountedStream(io.BytesIO(source))
         file = open_regular(source)
     except OSError as error:
-        raise UserError(f"{source} cannot be opened ({error.strerror}); check the path.") from error
+        raise UserError(f"{source!s} cannot be opened ({error.strerror}); check the path.") from error
     if os.fstat(file.fileno()).st_size > _MAX_BYTES:
         file.close()
-        raise UserError(f"{source} is too large: image files have at most {_MAX_BYTES:,} bytes; scale it down.")
-    return _Stream(file.detach())
+        raise UserError(f"{source} is too large: image files may have at most {_MAX_BYTES:,} bytes; scale it down.")
+    return _CountedStream(file.detach())
 
 
-def _check_tiff(stream: _Stream) -> None:
-    """Refuse a TIFF file with very many numbers in a tag: Pillow makes objects of them when it opens the file."""
+def _read_small_file(path: Path | str) -> bytes | None:
+    """Return the content of a small regular file, faster than a file object can; None for any other file."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        status = os.fstat(handle)
+        if status.st_size > _MAX_READS or not stat.S_ISREG(status.st_mode):
+            return None
+        content = os.read(handle, _MAX_READS)
+        return content if len(content) == status.st_size else None
+    finally:
+        os.close(handle)
+
+
+def _check_tiff(stream: _CountedStream) -> None:
+    """Refuse a TIFF file with very many numbers in a tag: Pillow creates an object for each when it opens the file."""
     header = stream.read(8)
     if header.startswith(tuple(TiffImagePlugin.PREFIXES)):
         header += stream.read(8) if header[2] == _BIG_TIFF else b""
@@ -219,36 +251,35 @@ def _check_tiff(stream: _Stream) -> None:
         stream.seek(tags.next)
         tags.load(stream)
         for tag, kind in tags.tagtype.items():
-            if kind not in _BYTES and len(tags._tagdata[tag]) > _MAX_TAG:
+            if kind not in _BYTE_TYPES and len(tags._tagdata[tag]) > _MAX_TAG:
                 raise ValueError(f"its tag {tag} has more than {_MAX_TAG:,} bytes of numbers")
     stream.seek(0)
 
 
-def _decoded(source: Path | bytes, max_pixels: int) -> Image.Image:
-    """The pixels, upright. The file and the decoder's buffers, which may be larger than the pixels, are freed."""
+def _decode(source: Path | str | bytes, max_pixels: int) -> Image.Image:
+    """Return the upright pixels. The file and the decoder's buffers, which may be larger, are freed."""
     with _opened(source, max_pixels) as image:
         if image.format == "PPM" and image.tile[0][0] in ("ppm", "ppm_plain"):
-            return _decoded_pnm(image)
+            return _decode_pnm(image)
         _check_scans(image)
         image.load()
-        upright = _UPRIGHT.get(_orientation(image))
-        return image._new(image.im) if upright is None else image.transpose(upright)
+        transpose = _TRANSPOSE.get(_orientation(image))
+        return image._new(image.im) if transpose is None else image.transpose(transpose)
 
 
-def _check_scans(image: Image.Image) -> None:
-    """Refuse a JPEG file whose scans would keep the decoder busy: each takes a few bytes and visits every pixel."""
-    fp = getattr(image, "fp", None)
-    if image.format not in ("JPEG", "MPO") or not image.info.get("progressive") or fp is None:
+def _check_scans(image: ImageFile.ImageFile) -> None:
+    """Refuse a JPEG file with very many scans: each takes few bytes, and the decoder visits every pixel for it."""
+    if image.format not in ("JPEG", "MPO") or not image.info.get("progressive") or image.fp is None:
         return
-    place = fp.tell()
-    fp.seek(0)
-    if fp.read().count(b"\xff\xda") > _MAX_SCANS:
+    position = image.fp.tell()
+    image.fp.seek(0)
+    if image.fp.read().count(b"\xff\xda") > _MAX_SCANS:
         raise ValueError(f"it has more than {_MAX_SCANS} scans")
-    fp.seek(place)
+    image.fp.seek(position)
 
 
-def _decoded_pnm(image: ImageFile.ImageFile) -> Image.Image:
-    """The same as Pillow gives for PNM files of text or of unusual depth, where it loops over the values in Python."""
+def _decode_pnm(image: ImageFile.ImageFile) -> Image.Image:
+    """Decode PNM files of text or of unusual depth as Pillow does, but without its Python loop over the values."""
     tile: Any = image.tile[0]
     codec, _, offset, (_, highest) = tile if image.mode != "1" else (*tile[:3], ("1", 1))
     depth = 65535 if image.mode == "I" else 255
@@ -280,15 +311,17 @@ def _decoded_pnm(image: ImageFile.ImageFile) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """1 (upright) to 8; damaged or missing metadata counts as upright."""
+    """Return the EXIF orientation, 1 (upright) to 8; 1 if the metadata is damaged or missing."""
+    if image.format != "TIFF" and _ORIENTED.isdisjoint(image.info):
+        return 1
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:
         return 1
 
 
-def _flattened(image: Image.Image) -> Image.Image:
-    """8 bits a channel without transparency, as L or RGB if the image is so already."""
+def _flatten(image: Image.Image) -> Image.Image:
+    """Return the image with 8 bits per channel and without transparency; images in L or RGB keep their mode."""
     if image.mode.startswith("I"):
         values_HW = np.array(image, np.int32)
         np.clip(values_HW, 0, 65535, out=values_HW)
@@ -309,13 +342,81 @@ def _flattened(image: Image.Image) -> Image.Image:
     return image if image.mode in ("L", "RGB") else image.convert("RGB")
 
 
-def _centre(own: tuple[int, int], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The largest centred box of the wanted proportions.
+def _centre_box(own: tuple[int, int], size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Return the largest centred box with the proportions of `size`.
 
-    Cutting first and scaling once equals scaling first, without ever making the long side of a thin strip.
+    Cropping before scaling gives the same pixels, and never creates the long side of a thin strip.
     """
     width, height = own
     scale = min(width / size[1], height / size[0])
     box_width, box_height = min(scale * size[1], width), min(scale * size[0], height)
     left, top = (width - box_width) / 2, (height - box_height) / 2
     return left, top, left + box_width, top + box_height
+
+
+# Python's warning filters and libtiff's error handler are global. If threads replaced and restored them in any order,
+# other code could stay silenced. So both are changed in ways that may overlap:
+# - One filter is added to the front of the list. It ignores warnings only in threads that are inside `Quiet`.
+# - libtiff prints errors through a function pointer. The first thread in clears it, the last one out restores it.
+_FILTERS_PER_THREAD = bool(getattr(sys.flags, "context_aware_warnings", False))  # in newer interpreters
+_quiet_lock = threading.Lock()
+_quiet_threads = 0
+_libtiff_handler: int | None = None  # libtiff's own handler, while any thread is inside `Quiet`
+_this_thread = threading.local()
+
+
+class _InsideQuiet:
+    """The pattern of a warning filter: matches every text in threads that are inside `Quiet`, and none elsewhere."""
+
+    def match(self, _text: str) -> bool:
+        return getattr(_this_thread, "quiet", False)
+
+
+_FILTER: Any = ("ignore", _InsideQuiet(), Warning, None, 0)
+
+
+def _find_libtiff_setter() -> Any:
+    """Return the function that sets the error handler of Pillow's libtiff, or None if it cannot be found."""
+    try:
+        function = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+    except (OSError, AttributeError):
+        return None  # linked statically or absent
+    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    return function
+
+
+_set_libtiff_handler = _find_libtiff_setter()
+
+
+class Quiet:
+    """Ignore Python's warnings in this thread and libtiff's messages in all threads."""
+
+    def __enter__(self) -> None:
+        global _quiet_threads, _libtiff_handler
+        with _quiet_lock:
+            if _quiet_threads == 0 and _set_libtiff_handler is not None:
+                _libtiff_handler = _set_libtiff_handler(None)
+            _quiet_threads += 1
+        if _FILTERS_PER_THREAD:
+            self._caught = warnings.catch_warnings()
+            self._caught.__enter__()
+            warnings.simplefilter("ignore")
+            return
+        self._before = getattr(_this_thread, "quiet", False)
+        _this_thread.quiet = True
+        filters: Any = warnings.filters
+        # Other code may have added filters in front of ours, or replaced the list.
+        if not filters or filters[0] is not _FILTER:
+            with _quiet_lock:
+                filters[:] = [_FILTER, *(other for other in filters if other is not _FILTER)]
+
+    def __exit__(self, *error: object) -> None:
+        global _quiet_threads
+        if _FILTERS_PER_THREAD:
+            self._caught.__exit__(None, None, None)
+        else:
+            _this_thread.quiet = self._before
+        with _quiet_lock:
+            _quiet_threads -= 1
+            if _quiet_threads == 0 and _set_libtiff_handler is not None:
+                _set_libtiff_handler(_libtiff_handler)

@@ -1,14 +1,14 @@
-"""Threads that read and decode images: inside this process, bounded waits, nothing left behind.
+"""Daemon threads that read and decode images.
 
-Image decoders and large copies release Python's lock, so threads use all cores. A thread cannot be killed on its own,
-so a run never waits for a helper that is gone. Threads are daemons: one that hangs in a read from a dead disk does not
-keep the process from ending.
+Image decoders and large copies release Python's global lock, so threads use all cores. Unlike a worker process, a
+thread cannot be killed on its own. Waits are bounded, and a daemon thread that hangs in a read from a dead disk
+does not keep the process from exiting.
 """
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from codinet.errors import UserError
 
-MOST = 8  # threads that decode; each may hold one whole image
+MAX_THREADS = 8  # that decode; each may keep one whole image in memory
 STALL_SECONDS = 600.0  # a result that takes longer than this is an error
-_LEAVE_SECONDS = 5.0  # how long `close` waits for calls that have begun
+_CLOSE_SECONDS = 5.0  # how long `close` waits for each running call
 
 Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]  # None ends one thread
 
@@ -28,11 +28,11 @@ _Item = TypeVar("_Item")
 _T = TypeVar("_T")
 
 
-class ThreadCrew:
-    """A fixed number of threads that run calls in the order of their submission."""
+class DaemonThreadPool:
+    """A fixed number of daemon threads that start calls in the order of their submission."""
 
     def __init__(self, threads: int) -> None:
-        """Start up to `threads` threads; fewer if the system refuses more, `UserError` if it refuses all."""
+        """Start up to `threads` threads: fewer if the system refuses more; raise a `UserError` if it refuses all."""
         self._calls: Calls = SimpleQueue()
         self._threads: list[threading.Thread] = []
         for number in range(max(1, threads)):
@@ -41,26 +41,24 @@ class ThreadCrew:
                 thread.start()
             except RuntimeError as error:
                 if not self._threads:
-                    raise UserError(
-                        f"No thread can be started to read images ({error}); end other programs."
-                    ) from error
+                    raise UserError(f"Cannot start a thread to read images ({error}); close other programs.") from error
                 break
             self._threads.append(thread)
 
-    def __enter__(self) -> "ThreadCrew":
+    def __enter__(self) -> "DaemonThreadPool":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
     def submit(self, call: Callable[[], _T]) -> "Future[_T]":
-        """Queue a call."""
+        """Queue a call and return the future of its result."""
         future: Future[_T] = Future()
         self._calls.put((future, call))
         return future
 
     def close(self) -> None:
-        """Drop calls that have not begun, wait briefly for those that have, and end the threads."""
+        """Cancel queued calls, wait briefly for running ones, and stop the threads."""
         while not self._calls.empty():
             queued = self._calls.get()
             if queued is not None:
@@ -68,11 +66,11 @@ class ThreadCrew:
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
-            thread.join(_LEAVE_SECONDS)
+            thread.join(_CLOSE_SECONDS)
 
 
 def run_calls(calls: Calls) -> None:
-    """The work of a thread: run queued calls until there is None, and give each result to its future."""
+    """Run queued calls in this thread until None, and store each result in its future."""
     while (queued := calls.get()) is not None:
         future, call = queued
         if future.set_running_or_notify_cancel():
@@ -84,35 +82,36 @@ def run_calls(calls: Calls) -> None:
 
 
 def wait_for(futures: Iterable["Future[_T]"], doing: str) -> list[_T]:
-    """The results, in order. `doing` names the work in the error about a result that does not come."""
+    """Return the results in order.
+
+    Args:
+        futures: What to wait for.
+        doing: The subject of the error message if a result takes longer than `STALL_SECONDS`.
+    """
     try:
         return [future.result(STALL_SECONDS) for future in futures]
     except FutureTimeoutError as error:
         raise UserError(
             f"{doing} made no progress for {STALL_SECONDS:g} seconds; check the disk or network share that holds the "
-            "images, then repeat the command (a training continues with --resume)."
+            "images, then repeat the command (resume a training with --resume)."
         ) from error
 
 
 def map_in_threads(function: Callable[[_Item], _T], items: Sequence[_Item], doing: str) -> list[_T]:
-    """`function` of every item, in order, computed by one thread per core, at most `MOST`."""
-    threads = min(MOST, count_cores())
-    chunks = list(_chunks(items, max(1, len(items) // (threads * 16))))
-    with ThreadCrew(min(threads, len(chunks))) as crew:
-        parts = wait_for([crew.submit(partial(_map, function, chunk)) for chunk in chunks], doing)
-    return [result for part in parts for result in part]
+    """Apply `function` to every item in up to `MAX_THREADS` threads, one per core; return the results in order."""
+    threads = min(MAX_THREADS, count_cores())
+    size = max(1, len(items) // (threads * 16))
+    chunks = [items[start : start + size] for start in range(0, len(items), size)]
+    with DaemonThreadPool(min(threads, len(chunks))) as pool:
+        results = wait_for([pool.submit(partial(_map, function, chunk)) for chunk in chunks], doing)
+    return [result for chunk in results for result in chunk]
 
 
 def _map(function: Callable[[_Item], _T], items: Sequence[_Item]) -> list[_T]:
     return [function(item) for item in items]
 
 
-def _chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
-
-
 def count_cores() -> int:
-    """The cores that this process may use: those it is allowed on, divided among torchrun's processes."""
+    """Return the cores that this process may use: those of its CPU affinity, divided among torchrun's processes."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

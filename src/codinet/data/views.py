@@ -1,11 +1,11 @@
-"""Normalised images and their random crops, mirrors and blanks, a whole batch at a time.
+"""Normalisation and random views (crops, mirrors and blank squares) of a whole batch.
 
-Pure functions of tensors on any device: no Python loop over images and nothing that the host has to wait for, so they
-can be recorded in a CUDA graph. Randomness comes from the device's global torch generator. Knows nothing of data sets:
-the caller passes mean, std, pad, flip and the side of blanks. Arguments are checked as far as that needs no waiting.
+Pure functions of tensors on any device: no Python loop over images and no synchronisation with the host, so they can be
+captured in a CUDA graph. Random numbers come from the device's global torch generator. Arguments are checked where this
+needs no synchronisation.
 
 Memory: `normalise` keeps its input's memory format. Crops are channels_last (BCHW in shape, BHWC in memory), because
-the gather writes the channels of a pixel next to each other; `.contiguous()` gives the other order.
+the gather writes the channels of a pixel next to each other.
 
 Letters: B images in a batch, L images before their views, C channels, H height, W width.
 """
@@ -18,15 +18,18 @@ import torch.nn.functional as F
 from codinet.checks import require_flag, require_whole, shown
 from codinet.errors import UserError
 
-_MOST_PAD = 4  # times the longest side; more would only take memory
-_MOST_VIEWS = 10_000  # of an image
-_MOST_SIDE = 65_535  # of a blank square; images are smaller
+_MAX_PAD = 4  # times the longest side
+_MAX_VIEWS = 10_000  # of an image
+_MAX_SIDE = 65_535  # of a blank square; images are smaller
 
 
 def normalise(images_BCHW: torch.Tensor, mean_C: torch.Tensor, std_C: torch.Tensor) -> torch.Tensor:
-    """Bytes to float32 with mean 0 and standard deviation 1 in each channel.
+    """Return the images as float32, with mean 0 and standard deviation 1 in each channel.
 
-    `mean_C` and `std_C` are in bytes (0 to 255), on the device of the images.
+    Args:
+        images_BCHW: Bytes or floats from 0 to 255.
+        mean_C: The mean of each channel, from 0 to 255, on the device of the images.
+        std_C: The standard deviation of each channel.
     """
     _require_images(images_BCHW, bytes_too=True)
     for name, values_C in (("mean", mean_C), ("std", std_C)):
@@ -42,19 +45,24 @@ def crop_flip(
     flip_B: torch.Tensor,
     pad: int,
 ) -> torch.Tensor:
-    """Each image padded by `pad` zeros a side, cut to its old size at row dy, column dx, mirrored where flip is true.
+    """Pad each image with zeros, crop it to its own size, and mirror it where `flip_B` is true.
 
-    Offsets are integers in 0..2·pad; `pad` in both gives the image itself. Normalised, zero is the mean colour.
+    Args:
+        images_BCHW: Normalised images; zero is the mean colour.
+        dy_B: The first row of each crop in the padded image, from 0 to 2·pad. `pad` keeps the image in place.
+        dx_B: The first column of each crop, likewise.
+        flip_B: Which images to mirror.
+        pad: Zeros on each side.
     """
     _require_images(images_BCHW)
-    require_whole("pad", pad, 0, _MOST_PAD * max(images_BCHW.shape[2:]))
+    require_whole("pad", pad, 0, _MAX_PAD * max(images_BCHW.shape[2:]))
     for name, values_B in (("dy_B", dy_B), ("dx_B", dx_B), ("flip_B", flip_B)):
         _require_vector(name, values_B, len(images_BCHW), "images", images_BCHW.device)
     if flip_B.dtype != torch.bool or dy_B.dtype != torch.int64 or dx_B.dtype != torch.int64:
         raise UserError(
             f"dy_B and dx_B must be torch.int64 and flip_B torch.bool, got {dy_B.dtype}, {dx_B.dtype}, {flip_B.dtype}."
         )
-    # On other devices this would have to wait for the result.
+    # On other devices this would synchronise with the host.
     if images_BCHW.device.type == "cpu" and len(images_BCHW):
         low, high = torch.stack([dy_B, dx_B]).aminmax()
         if low < 0 or high > 2 * pad:
@@ -64,20 +72,27 @@ def crop_flip(
 
 
 def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool, blank: int = 0) -> torch.Tensor:
-    """`views` independent crops (and mirrors) of each normalised image: rows i·views to i·views+views-1 show image i.
+    """Create `views` independent random views of each image.
 
-    `pad` zeros are added on each side before a crop, and half of the views are mirrored if `flip`. In each view a
-    square of `blank` pixels a side around a random pixel is set to zero; at the edge, only the part inside the image.
+    Args:
+        images_LCHW: Normalised images; zero is the mean colour.
+        views: Views per image.
+        pad: Zeros on each side before a random crop.
+        flip: Whether to mirror half of the views.
+        blank: The side of a square around a random pixel that is set to zero in each view, clipped at the edges.
+
+    Returns:
+        The views, those of one image next to each other: rows i·views to i·views+views-1 show image i.
     """
     _require_images(images_LCHW)
-    require_whole("views", views, 1, _MOST_VIEWS)
-    require_whole("pad", pad, 0, _MOST_PAD * max(images_LCHW.shape[2:]))
-    require_whole("blank", blank, 0, _MOST_SIDE)
+    require_whole("views", views, 1, _MAX_VIEWS)
+    require_whole("pad", pad, 0, _MAX_PAD * max(images_LCHW.shape[2:]))
+    require_whole("blank", blank, 0, _MAX_SIDE)
     require_flag("flip", flip)
     device, number = images_LCHW.device, len(images_LCHW) * views
     height, width = images_LCHW.shape[2:]
     index_B = torch.arange(number, device=device).div(views, rounding_mode="floor")
-    # All chances in one draw: a compiler may change the order of several, and with it what a seed gives.
+    # One draw for all: a compiler may change the order of several draws, and with it the result of a seed.
     down_B, across_B, side_B, *places = torch.rand(5 if blank else 3, number, device=device)
     dy_B, dx_B = _choice(down_B, 2 * pad + 1), _choice(across_B, 2 * pad + 1)
     flip_B = side_B < (0.5 if flip else 0.0)
@@ -89,21 +104,21 @@ def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool,
 
 
 def _choice(chance_B: torch.Tensor, number: int) -> torch.Tensor:
-    """An integer from 0 to number - 1 for each chance in [0, 1)."""
+    """Return an integer from 0 to number - 1 for each random number in [0, 1)."""
     return (chance_B * number).long().clamp(max=number - 1)  # a product may be rounded up to `number`
 
 
 def blank_square(images_BCHW: torch.Tensor, *, top_B: torch.Tensor, left_B: torch.Tensor, side: int) -> torch.Tensor:
-    """Each image with the mean colour, zero, in a square whose first row is top and first column is left."""
+    """Set a square in each image to zero, the mean colour. Its first row is `top_B`, its first column `left_B`."""
     _require_images(images_BCHW)
-    require_whole("side", side, 0, _MOST_SIDE)
+    require_whole("side", side, 0, _MAX_SIDE)
     for name, values_B in (("top_B", top_B), ("left_B", left_B)):
         _require_vector(name, values_B, len(images_BCHW), "images", images_BCHW.device)
     height, width = images_BCHW.shape[2:]
     rows_BH = torch.arange(height, device=images_BCHW.device) - top_B[:, None]
     columns_BW = torch.arange(width, device=images_BCHW.device) - left_B[:, None]
     down_BH, across_BW = ((at >= 0) & (at < side) for at in (rows_BH, columns_BW))
-    # A product, because `masked_fill` would change the order of memory.
+    # A product, because `masked_fill` would change the memory format.
     return images_BCHW * ~(down_BH[:, None, :, None] & across_BW[:, None, None, :])
 
 
@@ -115,14 +130,14 @@ def _cut(
     flip_B: torch.Tensor,
     pad: int,
 ) -> torch.Tensor:
-    """Row b of the result is cut from image index_B[b]: the views of an image share one padded copy."""
+    """Crop row b of the result from image index_B[b]; the views of an image use one padded copy."""
     height, width = images_LCHW.shape[2:]
     across_W = torch.arange(width, device=images_LCHW.device)
     down_H = torch.arange(height, device=images_LCHW.device)
     rows_BH = dy_B[:, None] + down_H
     columns_BW = dx_B[:, None] + torch.where(flip_B[:, None], width - 1 - across_W, across_W)
     padded_LCHW = F.pad(images_LCHW, (pad, pad, pad, pad))
-    # Index tensors on both sides of a slice put the slice's axis, the channels, last.
+    # Index tensors on both sides of a slice put the axis of the slice, the channels, last.
     cut_BHWC = padded_LCHW[index_B[:, None, None], :, rows_BH[:, :, None], columns_BW[:, None, :]]
     return cut_BHWC.permute(0, 3, 1, 2)
 
@@ -146,4 +161,4 @@ def _require_vector(name: str, values: Any, length: int, of: str, device: torch.
             f"{name} must have shape ({length},), one value for each of the {of}, got {tuple(values.shape)}."
         )
     if values.device != device:
-        raise UserError(f"{name} is on {values.device} and the images on {device}; move them to one device.")
+        raise UserError(f"{name} is on {values.device} and the images on {device}; move them to the same device.")

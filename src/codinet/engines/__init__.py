@@ -1,6 +1,6 @@
-"""Inference that skips: engines with one contract, `engine(images) -> RoutedOutput`.
+"""Inference engines that skip blocks. They share one contract: `engine(images) -> RoutedOutput`.
 
-`OnnxEngine` (in `codinet.engines.onnx`) and `export` need the extra `onnx` and are not imported from here.
+`codinet.engines.onnx` (`OnnxEngine`, `export`) needs the extra `onnx`, so it is not imported here.
 """
 
 from codinet.engines.branch import BranchEngine
@@ -9,8 +9,7 @@ from codinet.engines.contract import Engine
 from codinet.engines.folding import fold
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import GraphEngine, StaticGraphEngine
-from codinet.engines.masked import MaskedEngine
-from codinet.engines.static import StaticEngine
+from codinet.engines.reference import MaskedEngine, StaticEngine
 
 __all__ = [
     "BranchEngine",

@@ -1,8 +1,8 @@
-"""The fastest engine for a network, a device and a batch size, found by timing them.
+"""Choose the fastest engine for a network, a device and a batch size by timing the candidates.
 
-Candidates are timed on random images, which a trained network may route differently from real ones; pass `images`
-where that matters. Engines that are not installed (ONNX Runtime, Triton) or cannot take the network are left out, and
-so are our own kernels where they do not give the network's answers.
+Candidates are timed on random images, which a trained network may route differently from real ones; pass `images` where
+that matters. Engines that are not installed (ONNX Runtime, Triton) or do not support the network are left out. So is
+the graph engine if its kernels do not reproduce the network's output on the device.
 """
 
 import copy
@@ -14,22 +14,20 @@ from collections.abc import Callable
 
 import torch
 
-from codinet.checks import LARGEST_COUNT, require_image_shape, require_tensor, require_whole, shown
+from codinet.checks import LARGEST_COUNT, require_flag, require_image_shape, require_tensor, require_whole, shown
 from codinet.checks import require_finite as require_finite_images
 from codinet.engines.branch import BranchEngine
 from codinet.engines.contract import Engine, require_finite
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import DTYPES, GraphEngine, StaticGraphEngine, why_not
-from codinet.engines.masked import MaskedEngine
-from codinet.engines.static import StaticEngine
+from codinet.engines.reference import MaskedEngine, StaticEngine
 from codinet.environment import pick_device
 from codinet.errors import UserError
 from codinet.model import CoDiNet, RoutedNetwork, require_network
 from codinet.relaxation import require_threshold
 
 ROUNDS = 5
-MOST_NUMBERS = 2**28  # of a batch of images: a gigabyte in float32
-LEFT_OUT = "the graph engine's kernels give other answers than the network on this device, so it is left out"
+MAX_NUMBERS = 2**28  # of a batch of images: a gigabyte in float32
 
 
 def compile_engine(
@@ -41,23 +39,38 @@ def compile_engine(
     images: torch.Tensor | None = None,
     image_shape: tuple[int, int, int] | None = None,
     dtype: torch.dtype | None = None,
+    measure: bool = True,
 ) -> Engine:
-    """The engine that was fastest here; they all give the same answers.
+    """Make the engine that is fastest on this machine. All engines give the same output.
 
-    The engine runs on `device`, by default the network's own. It is chosen for batches of `batch` images: the first
-    ones of `images` (normalised), or random ones of `image_shape`, by default the size the network was trained on or
-    published for. With a `dtype` the engine computes in it and takes images of it; by default in the network's own.
+    Args:
+        model: The network; the engine keeps a copy.
+        device: Where the engine runs. Default: the network's own device.
+        batch: The batch size to optimise for.
+        threshold: The run probability from which a block runs.
+        images: Normalised images to time the engines on; the first `batch` of them are used.
+        image_shape: The shape of random images to time the engines on instead. Default: the size that the network was
+            trained on or published for.
+        dtype: The dtype that the engine computes in and takes images of. Default: the network's own.
+        measure: Whether to time the candidates, which takes seconds for a large batch on a CPU. Otherwise the engine is
+            the one that is usually fastest: graph on a GPU, branch for one image, gather for a batch.
+
+    Returns:
+        The fastest engine.
     """
     require_network(model)
     require_whole("batch", batch, 1, LARGEST_COUNT)
     require_threshold(threshold)
+    require_flag("measure", measure)
     require_finite(model)
     weight = next(model.parameters())
     dtype = weight.dtype if dtype is None else dtype
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise UserError(f"dtype must be a torch dtype of floats, such as torch.bfloat16, got {shown(dtype)}.")
+        raise UserError(f"dtype must be a floating-point torch.dtype such as torch.bfloat16, got {shown(dtype)}.")
     images = _images(model, batch, images, image_shape).to(_device(weight.device if device is None else device), dtype)
     model = copy.deepcopy(model).to(images.device, dtype)
+    if not measure:
+        return _usually_fastest(model, images, threshold)
     timed = [(_fastest_of(engine, images), engine) for engine in _candidates(model, images, threshold)]
     return min(timed, key=lambda pair: pair[0])[1]
 
@@ -74,18 +87,18 @@ def _images(
     """A batch to time the engines on."""
     if images is None:
         shape = require_image_shape(image_shape or model.image_shape or _published_shape(model))
-        if batch * math.prod(shape) > MOST_NUMBERS:
+        if batch * math.prod(shape) > MAX_NUMBERS:
             raise UserError(
-                f"A batch to time engines on must hold at most {MOST_NUMBERS} numbers, got {shown(batch)} images of "
+                f"A batch to time engines on must have at most {MAX_NUMBERS} numbers, got {shown(batch)} images of "
                 f"{'×'.join(map(str, shape))}; choose a smaller batch."
             )
         return torch.randn(batch, *shape)
     if image_shape is not None:
-        raise UserError("Give images or image_shape, not both: images have a shape.")
+        raise UserError("Pass images or image_shape, not both.")
     require_tensor("images", images, ("B", "C", "H", "W"))
     require_finite_images("images", images)
     if len(images) < batch:
-        raise UserError(f"images must hold at least a batch of {batch}, got {shown(images)}.")
+        raise UserError(f"images must have at least one batch of {batch} images, got {shown(images)}.")
     return images[:batch]
 
 
@@ -93,6 +106,17 @@ def _published_shape(model: RoutedNetwork) -> tuple[int, int, int]:
     if isinstance(model, CoDiNet):
         return model.config.in_channels, model.shape.image_size, model.shape.image_size
     return 3, 224, 224
+
+
+def _usually_fastest(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> Engine:
+    if has_graph(model, images_BCHW.device) and images_BCHW.dtype in DTYPES:
+        graphs = _checked_graph(model, images_BCHW, threshold)
+        if graphs:
+            return graphs[0]
+    if model.routers is None:
+        return StaticEngine(model)
+    kind = BranchEngine if len(images_BCHW) == 1 else GatherEngine
+    return kind(model, threshold=threshold)
 
 
 def _candidates(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> list[Engine]:
@@ -114,38 +138,40 @@ def _candidates(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: floa
 
 
 def _checked_graph(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> list[Engine]:
-    """The graph engine, unless its kernels do not fit the device or give other answers."""
+    """The graph engine; none if its kernels do not fit the device or compute something else."""
     graph = _graph(model, threshold, images_BCHW.dtype)
     try:
-        alike = _answers_alike(graph, MaskedEngine(model, threshold=threshold), images_BCHW)
+        if _same_output(graph, MaskedEngine(model, threshold=threshold), images_BCHW):
+            return [graph]
+        reason = "its kernels do not reproduce the network's output on this device"
     except UserError as error:  # no kernel fits the device
-        warnings.warn(f"the graph engine is left out: {error}", stacklevel=4)
-        return []
-    if not alike:
-        warnings.warn(LEFT_OUT, stacklevel=4)
-        return []
-    return [graph]
+        reason = str(error)
+    warnings.warn(f"The graph engine is not used: {reason}", stacklevel=4)
+    return []
 
 
-def _answers_alike(graph: Engine, reference: Engine, images_BCHW: torch.Tensor) -> bool:
-    """Whether our own kernels are right on this device, which may be of a kind that they were never tested on."""
-    wished = reference(images_BCHW)
+def _same_output(graph: Engine, reference: Engine, images_BCHW: torch.Tensor) -> bool:
+    """Whether our kernels are correct on this device, which may be of a type that they were never tested on."""
+    expected = reference(images_BCHW)
     # The path is forced, so that rounding cannot change a decision; a static engine makes none.
-    got = graph(images_BCHW, force=None if graph.takes.blocks is None else wished.path_BN)
-    near = 0.01 if images_BCHW.dtype == torch.float32 else 0.05
-    pairs = (got.logits_BK, wished.logits_BK), (got.scores_BN2, wished.scores_BN2)
-    return all(bool((ours - theirs).abs().max() <= near * theirs.abs().max().clamp(min=1)) for ours, theirs in pairs)
+    output = graph(images_BCHW, force=None if graph.spec.blocks is None else expected.path_BN)
+    tolerance = 0.01 if images_BCHW.dtype == torch.float32 else 0.05
+    pairs = (output.logits_BK, expected.logits_BK), (output.scores_BN2, expected.scores_BN2)
+    return all(bool((a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1)) for a, b in pairs)
 
 
 def has_onnx(model: RoutedNetwork, device: torch.device) -> bool:
-    """Whether ONNX Runtime is installed and can take the network."""
+    """Whether ONNX Runtime is installed and supports the network."""
     installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
     return installed and device.type == "cpu" and isinstance(model, CoDiNet)
 
 
-def has_graph(model: RoutedNetwork, device: torch.device) -> bool:
-    """Whether the graph engine can take the network there. On the CPU it is for tests only, so it is never chosen."""
-    return device.type == "cuda" and why_not(model, device) is None
+def has_graph(model: RoutedNetwork, device: torch.device, *, routers: bool = True) -> bool:
+    """Whether the graph engine supports the network; with `routers=False`, whether the static graph engine does.
+
+    On the CPU these engines are for tests only, so the answer is False.
+    """
+    return device.type == "cuda" and why_not(model, device, routers=routers) is None
 
 
 def _graph(model: RoutedNetwork, threshold: float, dtype: torch.dtype) -> Engine:
@@ -163,7 +189,7 @@ def _onnx(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> 
 
 
 def _fastest_of(engine: Callable[[torch.Tensor], object], images_BCHW: torch.Tensor) -> float:
-    """Seconds of the fastest of a few calls, without the first."""
+    """Seconds of the fastest of a few calls; the first one is not counted."""
     times = []
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()

@@ -1,14 +1,19 @@
 """A network with every BatchNorm folded into the convolution before it, as plain functions of tensors.
 
-The engines and the static network they are compared with are made of it: no module calls, activations and sums in
-place, channels_last. Blocks of an adopted network keep their own forward, because their contents are unknown; their
-BatchNorms stay. Knows nothing of decisions: routers are passed on unchanged.
+All engines except the masked one are built from it, the static baseline too: no module calls, activations and sums in
+place, channels_last. Blocks of an adopted network keep their own forward and BatchNorms, because their contents are
+unknown. Routers are passed on unchanged.
+
+On the CPU in float32, `FusedConv` is one oneDNN call: the sum and the activation happen while the result is in cache,
+and weights are laid out for oneDNN once, at the first call. These are the operations that torch's own compiler emits.
+Where torch lacks them, and on other devices, the parts are computed one by one.
 """
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import cache
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -16,39 +21,103 @@ from torch.nn import functional as F
 
 from codinet.backbones import BasicBlock, Block, Bottleneck, ResNet
 from codinet.engines.contract import require_finite
-from codinet.engines.conv import Conv, FusedConv
 from codinet.model import RoutedNetwork
 from codinet.routers import Routers
 
 
+class Conv(NamedTuple):
+    """A convolution with its BatchNorm folded in."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+
+    def __call__(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x_BCHW, self.weight, self.bias, self.stride, self.padding)
+
+
+@cache
+def has_fused() -> bool:
+    """Whether this build of torch has the oneDNN operations."""
+    names = "_convolution_pointwise", "_convolution_pointwise_", "_reorder_convolution_weight"
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
+
+
+class FusedConv:
+    """A convolution fused with what follows it: relu(conv(x)), or relu(conv(x) + other)."""
+
+    def __init__(self, conv: Conv) -> None:
+        self.conv = conv
+        self.geometry = list(conv.padding), list(conv.stride), [1] * len(conv.stride), 1
+        self.fusable = has_fused() and conv.weight.device.type == "cpu" and conv.weight.dtype == torch.float32
+        self.reordered: torch.Tensor | None = None
+        if self.fusable:
+            ops = torch.ops.mkldnn
+            self.call, self.call_add = ops._convolution_pointwise.default, ops._convolution_pointwise.binary
+            self.call_add_ = ops._convolution_pointwise_.binary
+
+    def relu(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """relu(conv(x))."""
+        weight = self._weight(x_BCHW)
+        if weight is None:
+            return self.conv(x_BCHW).relu_()
+        return self.call(x_BCHW, weight, self.conv.bias, *self.geometry, "relu", [], "")
+
+    def add_relu(self, x_BCHW: torch.Tensor, other_BCHW: torch.Tensor) -> torch.Tensor:
+        """relu(conv(x) + other), as a new tensor."""
+        weight = self._weight(x_BCHW)
+        if weight is None:
+            return self.conv(x_BCHW).add_(other_BCHW).relu_()
+        return self.call_add(x_BCHW, other_BCHW, weight, self.conv.bias, *self.geometry, "add", 1.0, "relu", [], "")
+
+    def add_relu_(self, x_BCHW: torch.Tensor, other_BCHW: torch.Tensor) -> None:
+        """Write relu(conv(x) + other) into `other`, which is channels_last."""
+        weight = self._weight(x_BCHW)
+        if weight is None:
+            other_BCHW.add_(self.conv(x_BCHW)).relu_()
+        else:
+            self.call_add_(other_BCHW, x_BCHW, weight, self.conv.bias, *self.geometry, "add", 1.0, "relu", [], "")
+
+    def _weight(self, x_BCHW: torch.Tensor) -> torch.Tensor | None:
+        """The weight in oneDNN's layout; None where it is not used. torch.compile fuses by itself."""
+        if not self.fusable or torch.compiler.is_compiling():
+            return None
+        if self.reordered is None:
+            reorder = torch.ops.mkldnn._reorder_convolution_weight
+            self.reordered = reorder(self.conv.weight, *self.geometry, list(x_BCHW.shape))
+        return self.reordered
+
+
 class FoldedBlock:
-    """A block in the parts that skipping needs. `skip` gives x itself wherever the shape stays."""
+    """A residual block, split into what a skipped block computes and the rest."""
 
     in_channels: int
-    keeps = False  # whether the shortcut is known to be x itself, so that `run_onto` may be used
-    convs: tuple[Conv, ...] = ()  # of the residual, in order
-    fused: tuple[FusedConv, ...] = ()  # the same, as they are called
+    keeps = False  # whether the shortcut is known to be x itself; required by `run_inplace`
+    convs: tuple[Conv, ...] = ()  # of the residual branch, in order
+    fused: tuple[FusedConv, ...] = ()  # the same convolutions, as they are called
 
     def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The shortcut: x itself where the shape stays."""
         raise NotImplementedError
 
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
-        """F(x) as a new tensor; x and its shortcut are left as they are."""
+        """The block's output as a new tensor; x and its shortcut do not change."""
         return self.fused[-1].add_relu(self._inner(x_BCHW), shortcut_BCHW)
 
-    def run_onto(self, x_BCHW: torch.Tensor) -> None:
-        """F(x) written over x, which is channels_last."""
-        self.fused[-1].add_relu_onto(self._inner(x_BCHW), x_BCHW)
+    def run_inplace(self, x_BCHW: torch.Tensor) -> None:
+        """Write the block's output into x, which is channels_last."""
+        self.fused[-1].add_relu_(self._inner(x_BCHW), x_BCHW)
 
     def _inner(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """What the last convolution of the residual sees."""
+        """The input of the last convolution of the residual branch."""
         for conv in self.fused[:-1]:
             x_BCHW = conv.relu(x_BCHW)
         return x_BCHW
 
 
 class FoldedBasic(FoldedBlock):
-    """Two convolutions; the shortcut subsamples and adds empty channels."""
+    """Two convolutions; the shortcut subsamples and pads with zero channels."""
 
     def __init__(self, block: BasicBlock) -> None:
         self.in_channels, self.grown, self.stride = block.in_channels, block.grown, block.stride
@@ -83,8 +152,8 @@ class FoldedBottleneck(FoldedBlock):
         return x_BCHW if self.project is None else self.project(x_BCHW)
 
 
-class WholeBlock(FoldedBlock):
-    """A block that is run as it stands."""
+class UnfoldedBlock(FoldedBlock):
+    """A block with its own forward."""
 
     def __init__(self, block: Block) -> None:
         self.in_channels, self.block = block.in_channels, block
@@ -98,7 +167,7 @@ class WholeBlock(FoldedBlock):
 
 @dataclass(frozen=True)
 class FoldedNetwork:
-    """A network's parts, ready to be called in order."""
+    """The parts of a network, to be called in order."""
 
     stem: Callable[[torch.Tensor], torch.Tensor]
     blocks: Sequence[FoldedBlock]
@@ -106,29 +175,29 @@ class FoldedNetwork:
     routers: Routers | None
 
     def start(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        """The first block's input, in memory of its own: engines may write into it."""
+        """The input of the first block, in its own memory, because engines write into it."""
         x_BCHW = self.stem(images_BCHW.contiguous(memory_format=torch.channels_last))
         same = x_BCHW.untyped_storage().data_ptr() == images_BCHW.untyped_storage().data_ptr()
         return x_BCHW.clone() if same else x_BCHW
 
 
 def fold(model: RoutedNetwork) -> FoldedNetwork:
-    """A folded copy of a network, in evaluation mode; the network itself does not change."""
+    """A folded copy of a network in evaluation mode; the network itself does not change."""
     require_finite(model)
     model = copy.deepcopy(model).eval()
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has it, its stubs do not
     blocks = fold_blocks(model)
     if not isinstance(model, ResNet):
         return FoldedNetwork(model.stem, blocks, model.head, model.routers)
-    return FoldedNetwork(fold_stem(model), blocks, model.head, model.routers)
+    return FoldedNetwork(_fold_stem(model), blocks, model.head, model.routers)
 
 
 def fold_blocks(model: RoutedNetwork) -> list[FoldedBlock]:
-    """The blocks of a network in evaluation mode, folded. Blocks that cannot be folded stay part of the network."""
+    """The folded blocks of a network in evaluation mode. Blocks that cannot be folded refer to the network's own."""
     return [_fold_block(block) for block in model.blocks]
 
 
-def fold_stem(model: ResNet) -> Callable[[torch.Tensor], torch.Tensor]:
+def _fold_stem(model: ResNet) -> Callable[[torch.Tensor], torch.Tensor]:
     conv, pool = FusedConv(fold_pair(model.conv1, model.bn1)), model.pool
     if isinstance(pool, nn.Identity):
         return conv.relu
@@ -141,15 +210,15 @@ def _fold_block(block: Block) -> FoldedBlock:
         return FoldedBasic(block)
     if type(block) is Bottleneck:
         return FoldedBottleneck(block)
-    return WholeBlock(block)
+    return UnfoldedBlock(block)
 
 
 def fold_pair(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Conv:
-    """conv, then norm with its running statistics, as one convolution."""
+    """A convolution and its BatchNorm, with running statistics, as one convolution."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert isinstance(conv.padding, tuple)
-    # In float64, so that folding adds one rounding and not four.
+    # In float64, so that folding rounds once and not four times.
     scale_C = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
     weight = (conv.weight.double() * scale_C[:, None, None, None]).to(conv.weight.dtype)
     before_C = 0.0 if conv.bias is None else conv.bias.double()

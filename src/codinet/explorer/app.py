@@ -1,4 +1,4 @@
-"""The explorer's server: a page, and the questions it asks about a run.
+"""The explorer's server: a page, and the API it uses.
 
     GET  /                            the page;  /static/NAME  its files
     GET  /api/run                     the run, its network, the limits
@@ -7,7 +7,7 @@
     POST /api/route                   an uploaded image, routed
     GET  /api/map                     a map of routing space
 
-Errors are `{"error": sentence}`. An upload is only in memory, and only during its request.
+Errors are `{"error": message}`. Uploads are kept in memory and only for the duration of their request.
 """
 
 import threading
@@ -20,18 +20,17 @@ import torch
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from codinet.analysis.folders import load_whole_paths
 from codinet.data import Dataset
 from codinet.errors import UserError
-from codinet.explorer.answers import Answers, Gallery, Order, ViewName, matching, overview
-from codinet.explorer.guard import Guard, Hosts, Intake, Limits, RefusedError, Workers, answer_problems, decode
+from codinet.explorer.answers import Answers, Gallery, Order, View, matching, overview
+from codinet.explorer.guard import Guard, Hosts, Limits, RefusedError, Uploads, Workers, add_error_handlers, decode
 from codinet.explorer.space import Kind, Maps, RoutingSpace
-from codinet.predict import Predictor
+from codinet.predictor import Predictor
 from codinet.records import PathTable
-from codinet.runs import RunFolder
+from codinet.run_reader import RunReader
 
 Seed = Annotated[int, Query(ge=0, lt=2**31)]
-# Not the machine's own table, which may call scripts text/plain; browsers would refuse to run them.
+# Fixed, because the system's table may map scripts to text/plain, which browsers refuse to run.
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -40,30 +39,38 @@ _MEDIA_TYPES = {
 }
 
 
-class Asked:
-    """The parameters of every question about an image."""
+class RouteQuery:
+    """The query parameters of a request to route an image."""
 
     def __init__(
         self,
         threshold: Annotated[float, Query(ge=0, le=1)] = 0.5,
-        view: ViewName | None = None,
+        view: View | None = None,
         seed: Seed = 0,
     ) -> None:
-        self.words: dict[str, Any] = {"threshold": threshold, "view": view, "seed": seed}
+        self.arguments: dict[str, Any] = {"threshold": threshold, "view": view, "seed": seed}
 
 
 def create_app(
-    run: RunFolder,
+    run: RunReader,
     dataset: Dataset | None,
     *,
     device: torch.device | None = None,
     host: str = "127.0.0.1",
     limits: Limits | None = None,
 ) -> FastAPI:
-    """The ASGI app for a finished run.
+    """Makes the ASGI app for a finished run.
 
-    Without the run's own data set (None, or another one) it routes uploads only. `host` is the address that it will be
-    served on; requests that name another, or not this machine, are refused.
+    Args:
+        run: The run.
+        dataset: The run's data set. Without it, or with another one, only uploads can be routed.
+        device: Device of the network; by default the CPU.
+        host: Address that the app will be served on. Requests that name another host are refused, except for the local
+            names of this machine.
+        limits: Limits on requests.
+
+    Returns:
+        The app.
     """
     limits = limits or Limits()
     predictor = Predictor(run, device or torch.device("cpu"))
@@ -73,8 +80,8 @@ def create_app(
     space = RoutingSpace(paths) if paths is not None and predictor.model.routers is not None else None
     maps = Maps(space, run.path) if space is not None and not space.flat else None
     answers = Answers(predictor, space, maps)
-    intake, workers = Intake(limits), Workers(limits.workers, limits.waiting, limits.answer_seconds)
-    # Image files are decoded one at a time, because a large one takes so much memory.
+    uploads, workers = Uploads(limits), Workers(limits.workers, limits.waiting, limits.answer_seconds)
+    # Image files are decoded one at a time, because a large one needs a lot of memory.
     decoder = Workers(1, limits.waiting, limits.answer_seconds)
     reader = decoder if gallery is not None and gallery.lazy else workers
 
@@ -85,7 +92,7 @@ def create_app(
         decoder.close()
 
     def threads() -> list[threading.Thread]:
-        """The threads that may be computing."""
+        """The threads that may be running a computation."""
         tsne = maps.tsne.thread if maps is not None else None
         return [*workers.threads, *decoder.threads, *([] if tsne is None else [tsne])]
 
@@ -93,17 +100,17 @@ def create_app(
     app = FastAPI(title="codinet explorer", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.limits, app.state.threads = limits, threads
     app.add_middleware(Guard, hosts=Hosts.of(host))
-    answer_problems(app)
+    add_error_handlers(app)
     app.include_router(_page())
 
     def images() -> Gallery:
         if gallery is None:
-            raise RefusedError(404, "The data set of this run is not on this machine; drop an image of your own.")
+            raise RefusedError(404, "The data set of this run is not on this machine; upload an image instead.")
         return gallery
 
     def checked(index: int) -> int:
         if not 0 <= index < len(images()):
-            raise RefusedError(404, f"There is no test image {index}; they are numbered from 0 to {len(images()) - 1}.")
+            raise RefusedError(404, f"The index of a test image must be from 0 to {len(images()) - 1}, got {index}.")
         return index
 
     @app.get("/api/run")
@@ -122,26 +129,26 @@ def create_app(
     @app.get("/api/images/{index}.png")
     async def thumbnail(index: int) -> Response:
         content = await reader.run(images().thumbnail, checked(index))
-        # The page adds the digest of the data set to the address, so a cached thumbnail is never of another set.
+        # The page adds the digest of the data set to the URL, so a cached thumbnail never belongs to another data set.
         return Response(content, media_type="image/png", headers={"Cache-Control": "private, max-age=86400"})
 
     @app.get("/api/images/{index}/route")
-    async def route_test_image(index: int, asked: Annotated[Asked, Depends()]) -> dict[str, Any]:
+    async def route_test_image(index: int, query: Annotated[RouteQuery, Depends()]) -> dict[str, Any]:
         image_CHW = await reader.run(images().image, checked(index))
-        said = await workers.run(answers.about, image_CHW, index=index, **asked.words)
-        return {**said, "truth": int(images().split.labels_N[index])}
+        answer = await workers.run(answers.route, image_CHW, index=index, **query.arguments)
+        return {**answer, "truth": int(images().split.labels_N[index])}
 
     @app.post("/api/route")
-    async def route_upload(request: Request, asked: Annotated[Asked, Depends()]) -> dict[str, Any]:
-        async with intake.received(request) as content:
+    async def route_upload(request: Request, query: Annotated[RouteQuery, Depends()]) -> dict[str, Any]:
+        async with uploads.received(request) as content:
             image_CHW = await decoder.run(decode, content, predictor.data.image_shape, limits)
             del content
-        return await workers.run(answers.about, image_CHW, index=None, **asked.words)
+        return await workers.run(answers.route, image_CHW, index=None, **query.arguments)
 
     @app.get("/api/map")
-    async def chart(kind: Kind = "pca") -> Response:
+    async def map_points(kind: Kind = "pca") -> Response:
         if maps is None or kind not in maps.kinds:
-            raise RefusedError(404, "This run has no such map.")
+            raise RefusedError(404, f"This run has no {kind} map.")
         content = maps.content(kind)
         if content is None:
             return JSONResponse({"state": "computing"}, status_code=202, headers={"Retry-After": "1"})
@@ -150,19 +157,19 @@ def create_app(
     return app
 
 
-def _paths(run: RunFolder, dataset: Dataset | None) -> PathTable | None:
-    """The run's path table, if it is intact and of these images; images can be routed without it."""
+def _paths(run: RunReader, dataset: Dataset | None) -> PathTable | None:
+    """The run's path table, or None if it is damaged or of other images. Routing works without it."""
     try:
-        paths = load_whole_paths(run)
+        paths = run.load_paths()
     except UserError:
         return None
     return paths if dataset is None or torch.equal(paths.label_T, dataset.test.labels_N) else None
 
 
 def _page() -> APIRouter:
-    """Routes for the page and its files, which are read once and served from memory."""
+    """Routes of the page and its files, which are read once and served from memory."""
     folder = resources.files(__package__) / "static"
-    held = {
+    assets = {
         entry.name: (entry.read_bytes(), kind)
         for entry in folder.iterdir()
         for suffix, kind in _MEDIA_TYPES.items()
@@ -172,14 +179,14 @@ def _page() -> APIRouter:
 
     @router.get("/")
     async def page() -> Response:
-        content, kind = held["index.html"]
+        content, kind = assets["index.html"]
         return Response(content, media_type=kind)
 
     @router.get("/static/{name}")
     async def file(name: str) -> Response:
-        if name not in held:
-            raise RefusedError(404, "There is nothing at this address.")
-        content, kind = held[name]
+        if name not in assets:
+            raise RefusedError(404, "Not found.")
+        content, kind = assets[name]
         return Response(content, media_type=kind)
 
     return router

@@ -1,8 +1,8 @@
-"""Serves the explorer on an address until Ctrl-C, and limits the connections.
+"""Serves the explorer until Ctrl-C, and limits its connections.
 
-uvicorn has no time limit for a header or for reading an answer, and a limit on connections that lets idle ones block
-all others. `LimitedProtocol` adds both: a connection that keeps the server waiting is closed after some seconds, or at
-once if there are too many connections.
+uvicorn has no time limit for sending a header or reading an answer, and its limit on connections lets idle ones block
+all others. `LimitedProtocol` adds both: it closes a connection that keeps the server waiting, after some seconds or, if
+there are too many connections, at once.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from codinet.errors import UserError
-from codinet.explorer.guard import HEADERS, Limits, busy
+from codinet.explorer.guard import HEADERS, Limits, busy_response
 
 _START_SECONDS = 30.0
-_END_SECONDS = 2  # each for open requests and for threads
+_END_SECONDS = 2  # for open requests, and again for threads
 _NOT_HTTP = "\r\n".join(
     [
         "HTTP/1.1 400 Bad Request",
@@ -42,29 +42,37 @@ _NOT_HTTP = "\r\n".join(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address; `UserError` if that is impossible."""
+    """Opens a socket that listens on the address.
+
+    Args:
+        host: An address or name of this machine; 0.0.0.0 listens on all addresses.
+        port: The port; 0 picks a free one.
+
+    Returns:
+        The socket.
+    """
     if not 0 <= port <= 65535:
-        raise UserError(f"--port must be from 0 to 65535, not {port}; 0 takes any free port.")
+        raise UserError(f"--port must be from 0 to 65535, got {port}; 0 picks a free port.")
     try:
         family, kind, number, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (OSError, ValueError) as error:  # ValueError: not a host name at all
+    except (OSError, ValueError) as error:  # ValueError: not a host name
         why = getattr(error, "strerror", None) or "not a host name"
-        raise UserError(f"--host {host} is not an address of this machine ({why}); give 0.0.0.0 for all.") from error
+        raise UserError(f"--host {host} is not an address of this machine ({why}); use 0.0.0.0 for all.") from error
     listener = socket.socket(family, kind, number)
     try:
-        # Otherwise the port stays in use for a minute after the last client.
+        # Otherwise the port stays in use for a minute after the last connection.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(128)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise UserError(f"Port {port} is in use; choose another with --port, or 0 for any free one.") from error
+            raise UserError(f"Port {port} is in use; choose another --port, or 0 for a free one.") from error
         if error.errno == errno.EADDRNOTAVAIL:
             raise UserError(
-                f"--host {host} is not an address of this machine; leave it out, or give 0.0.0.0 for all."
+                f"--host {host} is not an address of this machine; omit it, or use 0.0.0.0 for all."
             ) from error
         raise UserError(f"Cannot listen on {host} port {port}: {error.strerror}; try another --port.") from error
     return listener
@@ -78,17 +86,22 @@ def address(host: str, listener: socket.socket) -> str:
 
 
 def serve(app: FastAPI, listener: socket.socket, *, open_at: str | None = None) -> None:
-    """Serve until Ctrl-C or SIGTERM, and open a browser at `open_at`.
+    """Serves until Ctrl-C or SIGTERM.
 
-    If a computation is still running some seconds after that, the process ends here, without it.
+    A computation that is still running some seconds later is abandoned by ending the process here.
+
+    Args:
+        app: The explorer's app.
+        listener: A listening socket.
+        open_at: URL to open in a browser.
     """
     if open_at is not None:
-        # In a thread, because some browsers return only when they are closed. The socket already listens.
+        # In a thread, because some browsers block until they are closed. The socket already listens.
         threading.Thread(target=webbrowser.open, args=(open_at,), daemon=True).start()
     try:
         _Server(_config(app)).run(sockets=[listener])
     except KeyboardInterrupt:
-        # uvicorn has closed every connection by now, or had not started yet, of which Python would warn.
+        # uvicorn has closed all connections by now. If it had not started yet, Python would warn about it.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     finally:
         listener.close()
@@ -98,16 +111,16 @@ def serve(app: FastAPI, listener: socket.socket, *, open_at: str | None = None) 
         if thread.is_alive():
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(0)  # a normal exit can crash in a thread that still computes
+            os._exit(0)  # a normal exit can crash in a running thread
 
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
-    """Serve the app on a free port of this machine, in a thread, while the block runs; gives its URL."""
+    """Serves the app in a thread, on a free local port, while the block runs. Yields the URL."""
     server = _Server(_config(app))
     with listen("127.0.0.1", 0) as listener:
-        words = {"sockets": [listener]}
-        thread = threading.Thread(target=server.run, kwargs=words, name="codinet-served", daemon=True)
+        arguments = {"sockets": [listener]}
+        thread = threading.Thread(target=server.run, kwargs=arguments, name="codinet-served", daemon=True)
         thread.start()
         try:
             end = time.monotonic() + _START_SECONDS
@@ -124,13 +137,13 @@ def served(app: FastAPI) -> Iterator[str]:
 def _config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        log_level="error",  # warnings are about requests that are not HTTP
+        log_level="error",  # warnings report requests that are not HTTP
         access_log=False,
         server_header=False,
         proxy_headers=False,
         http=LimitedProtocol,
         ws="none",
-        # asyncio accepts this many at once, before any is closed; all must stay below the usual limit of 1,024 files.
+        # asyncio accepts this many at once, before any is closed; the total must stay below the usual 1,024 files.
         backlog=128,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=_END_SECONDS,
@@ -139,13 +152,13 @@ def _config(app: FastAPI) -> uvicorn.Config:
 
 class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End quietly: requests that are cancelled here are not errors."""
+        """Ends quietly: requests that are cancelled here are not errors."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection, with time limits, and with a limit on the number of connections."""
+    """A connection with time limits, and a limit on the number of connections."""
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -153,12 +166,12 @@ class LimitedProtocol(H11Protocol):
         self._phase: tuple[object, bool] | None = None  # the last request, and whether it is being answered
         self._since = 0.0  # when this phase began
         self._timer: asyncio.TimerHandle | None = None  # closes the connection at the end of a phase
-        self._unread: asyncio.TimerHandle | None = None  # closes it if the client does not read
+        self._unread: asyncio.TimerHandle | None = None  # closes the connection if the client does not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
-            self._make_room()
+            self._close_longest_waiting()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -185,20 +198,20 @@ class LimitedProtocol(H11Protocol):
                 timer.cancel()
 
     def shutdown(self) -> None:
-        """Close the connection when the server ends, unless an answer is being computed."""
+        """Closes the connection when the server ends, unless an answer is being computed."""
         if self._waits_for_client:
             self.transport.abort()
         else:
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that is not HTTP, unless its answer has begun, and close the connection."""
+        """Answers a request that is not HTTP, unless its answer has begun, and closes the connection."""
         # Not through h11, which raises an exception for some of these requests.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(_NOT_HTTP)
         self.transport.close()
         if self.cycle is not None:
-            self.cycle.disconnected = True  # the app must not answer, too
+            self.cycle.disconnected = True  # so that the app does not answer as well
 
     @property
     def _answering(self) -> bool:
@@ -206,11 +219,11 @@ class LimitedProtocol(H11Protocol):
 
     @property
     def _waits_for_client(self) -> bool:
-        """Whether the client has not sent a whole request, or does not read the answer."""
+        """Whether the client has not sent a complete request, or does not read the answer."""
         return not self._answering or self.flow.write_paused or self.conn.their_state is h11.SEND_BODY
 
     def _watch(self) -> None:
-        """Start the time limit of a new phase."""
+        """Starts the time limit of a new phase."""
         phase = (self.cycle, self._answering)
         if phase == self._phase:
             return
@@ -220,13 +233,13 @@ class LimitedProtocol(H11Protocol):
         seconds = self._limits.request_seconds if self._answering else self._limits.idle_seconds
         self._timer = self.loop.call_later(seconds, self.transport.abort)
 
-    def _make_room(self) -> None:
-        """Close the connection that has waited longest for its client; refuse this one if none waits."""
+    def _close_longest_waiting(self) -> None:
+        """Closes the connection that has waited longest for its client; refuses this one if none is waiting."""
         waiting = [one for one in self.connections if one is not self and one._waits_for_client]  # type: ignore[union-attr]
         if waiting:
-            # First those without a request, and last those with a body that we have stopped reading for a while.
+            # Those without a request come first; those whose body we have paused reading come last.
             victim = min(waiting, key=lambda one: (one._answering, one.flow.read_paused, one._since))  # type: ignore[union-attr]
             self.connections.discard(victim)
             victim.transport.abort()
         else:
-            self.app = busy({**HEADERS, "Connection": "close"})
+            self.app = busy_response({**HEADERS, "Connection": "close"})

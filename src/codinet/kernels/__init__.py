@@ -1,7 +1,8 @@
-"""Triton kernels, shared by training and engines; each has a plain torch twin that it is tested against.
+"""Triton kernels for training (`block`) and inference (`network`), each with a reference in plain PyTorch.
 
-Modules that launch a kernel need Triton: call `available` before importing them. `stage_tuning`, `stage_weights` and
-`stage_twin` do not need it. Knows tensors, not networks.
+Modules that launch a kernel import Triton: call `available` before importing them. `network.network_tuning`,
+`network.network_weights` and `network.network_reference` do not import it. Kernels work on tensors and know nothing
+of modules.
 """
 
 import importlib.util
@@ -11,11 +12,14 @@ import torch
 
 
 class TooLargeError(RuntimeError):
-    """A kernel needs more of a resource, such as shared memory, than the device has. It was not launched."""
+    """A kernel was not launched because it needs more of a resource, such as shared memory, than the device has."""
 
 
 def available(device: torch.device) -> bool:
-    """Whether Triton's kernels can run there. On the CPU they run in its interpreter, slowly, for tests."""
+    """Returns whether Triton kernels can run on `device`.
+
+    On the CPU they run in Triton's interpreter, which is slow and meant for tests. It requires TRITON_INTERPRET=1.
+    """
     if importlib.util.find_spec("triton") is None:
         return False
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,7 +1,7 @@
-"""Launching a kernel, unless it needs more than the device has.
+"""Launches kernels and reports those that do not fit the device.
 
-Triton knows how much shared memory a kernel needs once it is compiled, and compares that with the device before the
-first launch. Here that becomes a `TooLargeError` with one line that names both numbers.
+Triton knows how much shared memory a kernel needs once it has compiled the kernel, and compares that with the device
+before the first launch. Kernels that do not fit raise a `TooLargeError` with one line that names both numbers.
 """
 
 from typing import Any
@@ -13,22 +13,22 @@ from codinet.kernels import TooLargeError
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """`kernel[grid](...)`; `TooLargeError` if the device cannot run it."""
+    """Runs `kernel[grid](*args, **options)`; raises `TooLargeError` if the device cannot run it."""
     try:
         kernel[grid](*args, **options)
     except OutOfResources as error:
-        raise too_large(kernel, error.name, error.required, error.limit) from error
+        raise _too_large(kernel, error.name, error.required, error.limit) from error
 
 
 def require_fit(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Compile a kernel for these arguments and compare its shared memory with the device's; nothing is launched."""
+    """Compiles a kernel without launching it; raises `TooLargeError` if it needs too much shared memory."""
     compiled = kernel.warmup(*args, grid=grid, **options)
     limit = driver.active.utils.get_device_properties(driver.active.get_current_device())["max_shared_mem"]
     if compiled.metadata.shared > limit:
-        raise too_large(kernel, "shared memory", compiled.metadata.shared, limit)
+        raise _too_large(kernel, "shared memory", compiled.metadata.shared, limit)
 
 
-def too_large(kernel: Any, resource: str, required: int, limit: int) -> TooLargeError:
+def _too_large(kernel: Any, resource: str, required: int, limit: int) -> TooLargeError:
     unit = " bytes" if resource == "shared memory" else ""
     return TooLargeError(
         f"{kernel.__name__} needs {required:,}{unit} of {resource} per program, and the device has {limit:,}"

@@ -1,1 +1,4 @@
-"""Run folders in pictures and words: figures, tables, and the one page that holds them."""
+"""Reports on run folders: figures and tables on one HTML page.
+
+`drawing` has the style of all figures and can be used on its own; `build_report` puts a report together.
+"""

@@ -1,40 +1,63 @@
-"""The page: sections of text, figures and tables as one HTML document that asks nobody for anything.
+"""The report as one self-contained HTML page: no scripts, and no fonts or images from elsewhere.
 
-No script, no font, no image from outside; light and dark as the reader's system asks; figures and tables
-wider than a phone scroll within themselves. All text is escaped here and nowhere else.
+The page follows the reader's light or dark mode. Figures and tables that are wider than the screen scroll on their own.
+All text is escaped here and nowhere else.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from typing import NamedTuple
 
-from codinet.report import svg
-from codinet.report.style import Figure
-from codinet.report.tables import Table
+from codinet.report.drawing import Figure, inline_svg
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure, what it shows in words (for who cannot see it), and what to look for."""
+class ReportFigure:
+    """A figure with its description for screen readers (`alt`) and its caption."""
 
-    name: str  # of letters, digits and dashes: the id is fig-NAME, the files are NAME.svg and NAME.png
+    name: str  # letters, digits and dashes: the id is fig-NAME, the files are NAME.svg and NAME.png
     figure: Figure
     alt: str
     caption: str
 
 
+class Table(NamedTuple):
+    """A table of plain text."""
+
+    id: str
+    caption: str
+    headings: list[str]
+    rows: list[list[str]]
+    text_columns: int = 1  # the first columns, which are aligned left
+
+
 @dataclass(frozen=True)
 class Section:
+    """A titled part of the page: a paragraph, then figures and tables."""
+
     id: str
     title: str
     text: str
-    parts: list[Picture | Table] = field(default_factory=list)
+    parts: Sequence[ReportFigure | Table]
 
 
-def render(title: str, lead: str, sections: list[Section], drawn: dict[str, str], footer: str) -> str:
-    """The whole document; `drawn` holds each picture's SVG by name."""
+def render(title: str, lead: str, sections: list[Section], svgs: dict[str, str], footer: str) -> str:
+    """Render the page.
+
+    Args:
+        title: Title and main heading.
+        lead: The paragraph under the heading.
+        sections: The sections, in order.
+        svgs: The SVG of each figure, by the figure's name.
+        footer: The last line.
+
+    Returns:
+        The HTML document.
+    """
     links = "".join(f'<li><a href="#{section.id}">{escape(section.title)}</a></li>' for section in sections)
-    body = "".join(_section(section, drawn) for section in sections)
+    body = "".join(_section(section, svgs) for section in sections)
     style = files("codinet.report").joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
 <html lang="en">
@@ -62,9 +85,9 @@ def render(title: str, lead: str, sections: list[Section], drawn: dict[str, str]
 """
 
 
-def _section(section: Section, drawn: dict[str, str]) -> str:
+def _section(section: Section, svgs: dict[str, str]) -> str:
     parts = "".join(
-        _table(part) if isinstance(part, Table) else _picture(part, drawn[part.name]) for part in section.parts
+        _table(part) if isinstance(part, Table) else _figure(part, svgs[part.name]) for part in section.parts
     )
     return (
         f'<section id="{section.id}" aria-labelledby="{section.id}-title">\n'
@@ -72,27 +95,26 @@ def _section(section: Section, drawn: dict[str, str]) -> str:
     )
 
 
-def _picture(picture: Picture, drawing: str) -> str:
-    name = f"fig-{picture.name}"
-    # A wide figure scrolls in its box, which keyboards reach because it can take the focus.
+def _figure(figure: ReportFigure, svg: str) -> str:
+    name = f"fig-{figure.name}"
+    # The scrolling box can take the focus, so that the keyboard can scroll it.
     return (
         f'<figure id="{name}" class="picture">\n'
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(picture.caption)}">'
-        f"{svg.inline(drawing, name, picture.alt)}</div>\n"
-        f"<figcaption>{escape(picture.caption)}</figcaption>\n</figure>\n"
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(figure.caption)}">'
+        f"{inline_svg(svg, name, figure.alt)}</div>\n"
+        f"<figcaption>{escape(figure.caption)}</figcaption>\n</figure>\n"
     )
 
 
 def _table(table: Table) -> str:
-    def cell(word: str, place: int, text: str) -> str:
-        # Whole sentences among figures, such as a source, need room too.
-        kind = "words" if place < table.words or len(text) > 16 else "number"
-        scope = ' scope="row"' if word == "th" and place == 0 else ""
-        return f'<{word} class="{kind}"{scope}>{escape(text)}</{word}>'
+    def cell(tag: str, column: int, text: str) -> str:
+        kind = "words" if column < table.text_columns or len(text) > 16 else "number"  # long cells are text too
+        scope = ' scope="row"' if column == 0 else ""
+        return f'<{tag} class="{kind}"{scope}>{escape(text)}</{tag}>'
 
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
     rows = "".join(
-        "<tr>" + "".join(cell("th" if place == 0 else "td", place, text) for place, text in enumerate(row)) + "</tr>\n"
+        "<tr>" + "".join(cell("td" if column else "th", column, text) for column, text in enumerate(row)) + "</tr>\n"
         for row in table.rows
     )
     return (

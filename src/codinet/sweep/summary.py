@@ -1,6 +1,7 @@
-"""What a sweep came to: a result for each run, a mean and spread for runs that differ in their seed alone."""
+"""The results of a sweep: one per run, mean and standard deviation over seeds, and the Pareto front."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,11 +9,7 @@ from typing import Any
 
 from codinet.config import RunConfig, to_dict
 from codinet.published import Published
-from codinet.runs import RunFolder
-from codinet.sweep.front import pareto
-from codinet.sweep.grid import Planned
-
-FIGURES = ("accuracy", "cost_share", "macs", "paper_gmaccs", "mean_blocks", "distinct_paths", "path_entropy")
+from codinet.sweep.plan import PlannedRun
 
 
 @dataclass(frozen=True)
@@ -22,8 +19,8 @@ class Result:
     name: str
     group: str
     config: RunConfig
-    figures: dict[str, Any]  # of the test set: `Evaluation.summary`
-    environment: dict[str, Any]  # versions, device and commit of its training
+    figures: dict[str, Any]  # on the test set: `Evaluation.summary`
+    environment: dict[str, Any]  # versions, device and commit of the training
     paper: Published | None = None
 
 
@@ -32,44 +29,71 @@ class Spread:
     """A figure over seeds."""
 
     mean: float
-    spread: float | None  # the sample's standard deviation; None for a single run
+    spread: float | None  # sample standard deviation; None for a single run
     n: int
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     name: str
-    config: RunConfig  # of the first of them
+    config: RunConfig  # of the first run
     seeds: tuple[int, ...]
     figures: dict[str, Spread]
     paper: Published | None
-    on_front: bool  # whether no other group is both cheaper (in MACs) and more accurate
+    on_front: bool  # whether the group is on the Pareto front of accuracy and MACs
 
 
-def read_result(out: Path, run: Planned) -> Result:
-    folder = RunFolder.open(out / run.name)
-    return Result(run.name, run.group, run.trained(), folder.load_evaluation(), folder.environment, run.paper)
+def read_result(out: Path, run: PlannedRun) -> Result:
+    """Read the result of a finished run from the sweep folder `out`."""
+    from codinet.runs import open_run
+
+    folder = open_run(out / run.name)
+    return Result(run.name, run.group, run.training_config(), folder.load_evaluation(), folder.environment, run.paper)
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    n, mean = len(values), math.fsum(values) / len(values)
-    if n == 1:
-        return Spread(mean, None, 1)
-    return Spread(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1)), n)
+    """Mean and sample standard deviation of at least one value."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), deviation, len(values))
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The Pareto front of (cost, accuracy) points.
+
+    A point dominates another if it costs no more, is at least as accurate, and is better in one of the two. Equal
+    points do not dominate each other.
+
+    Returns:
+        The indices of the points that no other dominates, cheapest first.
+    """
+    order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1]))
+    front: list[int] = []
+    last = (math.inf, -math.inf)  # the last point on the front so far
+    for index in order:
+        if points[index][1] > last[1] or tuple(points[index]) == last:
+            front.append(index)
+            last = (points[index][0], points[index][1])
+    return front
 
 
 def summarise(results: Sequence[Result]) -> list[Group]:
-    """The groups in the order in which their first runs stand."""
+    """Group the results by everything but the seed.
+
+    Returns:
+        The groups, in the order of their first results.
+    """
+    from codinet.evaluate import COMPARED_FIGURES
+
     members: dict[str, list[Result]] = {}
     for result in results:
         members.setdefault(result.group, []).append(result)
     figures = {
-        name: {key: spread_of([result.figures[key] for result in group]) for key in FIGURES}
+        name: {key: spread_of([result.figures[key] for result in group]) for key in COMPARED_FIGURES}
         for name, group in members.items()
     }
-    front = pareto([(found["macs"].mean, found["accuracy"].mean) for found in figures.values()])
+    front = pareto([(values["macs"].mean, values["accuracy"].mean) for values in figures.values()])
     return [
         Group(
             name=name,
@@ -77,20 +101,20 @@ def summarise(results: Sequence[Result]) -> list[Group]:
             seeds=tuple(result.config.seed for result in group),
             figures=figures[name],
             paper=group[0].paper,
-            on_front=place in front,
+            on_front=index in front,
         )
-        for place, (name, group) in enumerate(members.items())
+        for index, (name, group) in enumerate(members.items())
     ]
 
 
-def document(results: Sequence[Result], groups: Sequence[Group], failures: dict[str, str]) -> dict[str, Any]:
-    """All of it, ready for JSON."""
+def to_document(results: Sequence[Result], groups: Sequence[Group], failures: dict[str, str]) -> dict[str, Any]:
+    """The content of `results.json`."""
     return {
         "format": 1,
         "units": {
             "accuracy": "percent of the test images",
-            "macs": "one per multiply-add, a test image's mean",
-            "paper_gmaccs": "the paper's: two per multiply-add for 32×32 nets, one for ImageNet nets",
+            "macs": "one per multiply-add, mean over the test images",
+            "paper_gmaccs": "the paper's: two per multiply-add for 32×32 networks, one for ImageNet networks",
             "cost_share": "of the static network's MACs",
             "spread": "standard deviation of the sample (n - 1)",
         },

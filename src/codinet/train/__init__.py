@@ -1,6 +1,7 @@
-"""Training: stages, the budget, the loop, checkpoints; and the objective alone, for a loop of one's own."""
+"""Training: the loop with its stages, budget and checkpoints, and the objective alone for your own loop."""
 
+from codinet.train.accelerate import Execution
 from codinet.train.loop import train
 from codinet.train.objective import Objective
 
-__all__ = ["Objective", "train"]
+__all__ = ["Execution", "Objective", "train"]

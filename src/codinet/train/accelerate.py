@@ -1,23 +1,111 @@
-"""Making the step fast on a GPU: blocks compiled one by one or fused by hand, the step captured in a CUDA graph.
+"""Build the training step as fast as the device allows: compiled blocks or fused kernels, captured in a CUDA graph.
 
-All of it is optional and changes only speed and rounding. `building` reports what fails and leaves it out.
+All of it is optional and changes only speed and rounding. Whatever fails is reported once and left out from then on.
+`build_step` is the one place that builds the step of a training.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from codinet.model import routed_step
-from codinet.train.asking import one_launch
-from codinet.train.step import Speed, Step
+from codinet import cuda_graphs
+from codinet.data.batches import Loader
+from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
+from codinet.errors import UserError, first_line
+from codinet.kernels import available
+from codinet.model import RoutedNetwork, routed_step
+from codinet.train.distributed import World
+from codinet.train.stages import Stage
+from codinet.train.step import LogitsFn, Speed, Step, Task
 
-_WARM_UP = 3
-_WARM_UP_SHARED = 11  # DistributedDataParallel profiles its first ten steps
+StepFn = Callable[[], None]
+
+_WARM_UPS = 3
+_WARM_UPS_DISTRIBUTED = 11  # DistributedDataParallel profiles its first ten steps
+_MAX_ERROR = 0.1  # relative error of a teacher's logits in 16 bits; that of a wrong kernel is about 1
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a training is executed, as opposed to what is trained.
+
+    Args:
+        compile: Compile the step and, on CUDA, capture it in a graph. Default: on CUDA.
+        amp: Compute in bfloat16, losses in float32. Default: on CUDA.
+        kernels: With both, use our own kernels for narrow blocks. Default: on CUDA.
+        sync_bn: In distributed training on GPUs, normalise by the batches of all processes.
+        loader: Where training images are kept; changes nothing but speed.
+    """
+
+    compile: bool | None = None
+    amp: bool | None = None
+    kernels: bool | None = None
+    sync_bn: bool = False
+    loader: Loader = "auto"
+
+    def resolve(self, device: torch.device, world: World) -> "Execution":
+        """Return the settings for a device: defaults filled in, and what is not available there left out."""
+        on_gpu = device.type == "cuda"
+        compile, amp, kernels = (on_gpu if flag is None else flag for flag in (self.compile, self.amp, self.kernels))
+        return replace(
+            self,
+            compile=compile,
+            amp=amp,
+            kernels=kernels and amp and available(device),
+            sync_bn=self.sync_bn and world.size > 1,
+        )
+
+
+class BuiltStep(NamedTuple):
+    """A step, the function that runs it, and the execution that worked."""
+
+    step: Step
+    run: StepFn
+    execution: Execution
+
+
+def build_step(task: Task, stage: Stage, execution: Execution, warn: Callable[[str], None]) -> BuiltStep:
+    """Build the step of a stage.
+
+    In distributed training all processes build the same step: what fails in one is left out in all.
+
+    Args:
+        task: What is trained on what.
+        stage: The stage.
+        execution: Resolved settings. The result holds those that worked, for the next stage.
+        warn: Called with a sentence about what failed.
+    """
+    while execution.compile:
+        built, reason = _try_build(task, stage, execution)
+        reasons = [each for each in task.world.gather(reason) if each is not None]
+        if built and not reasons:
+            return built
+        del built  # two steps of one network must not both act on its gradients
+        what = "The fused kernels" if execution.kernels else "Compiling or capturing the step"
+        warn(f"{what} failed ({reasons[0]}); continuing without.")
+        execution = replace(execution, kernels=False, compile=execution.kernels)
+    step = Step(task, stage)
+    return BuiltStep(step, step, execution)
+
+
+def _try_build(task: Task, stage: Stage, execution: Execution) -> tuple[BuiltStep | None, str | None]:
+    """The step compiled and captured, or the reason why that failed."""
+    try:
+        # Compiled code cannot contain the exchange of BatchNorm's statistics.
+        speed = Speed() if execution.sync_bn else fused() if execution.kernels else compiled()
+        step = Step(task, stage, speed)
+        return BuiltStep(step, capture(step) if step.device.type == "cuda" else step, execution), None
+    except UserError:
+        raise
+    except Exception as error:  # a compiler may raise anything, and training does not depend on it
+        return None, first_line(error)
 
 
 def compiled() -> Speed:
-    """Everything compiled; blocks are compiled at their first use for each shape."""
+    """Return the speed-ups by torch.compile. Blocks are compiled at their first use for each shape."""
     # One version for each shape of features and way of deciding; the default limit of 8 is too low.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     # Eager random numbers: the same seed gives the same numbers, compiled or not.
@@ -26,38 +114,58 @@ def compiled() -> Speed:
 
 
 def fused() -> Speed:
-    """The same with our own kernels for the blocks and teachers that they support."""
-    from codinet.train.fused import FusedStep
+    """Return the same with our own kernels for the blocks and teachers that they support."""
+    from codinet.train.fused import FusedStep  # needs Triton
 
     block, compile, _ = compiled()
     assert block is not None
     return Speed(FusedStep(block, compile=compile), compile, one_launch)
 
 
-def capture(step: Step) -> Callable[[], None]:
-    """The step as one CUDA graph. Everything that the warm-up and the capture change is restored."""
+def capture(step: Step) -> StepFn:
+    """Capture a step as one CUDA graph and restore everything that the warm-up and the capture changed.
+
+    Returns:
+        The function that replays the graph.
+    """
     model, device = step.model, step.device
-    touched = [*model.state_dict().values(), *step.momentum().values(), *step.averaged().values(), step.sums, step.bad]
+    changed = [*model.state_dict().values(), *step.momentum().values(), *step.averaged().values()]
+    changed += [step.sums, step.nonfinite]
     if step.controller:
-        touched += step.controller.state().values()
-    kept = [tensor.clone() for tensor in touched]
+        changed += step.controller.state().values()
+    saved = [tensor.clone() for tensor in changed]
     random = torch.cuda.get_rng_state(device)
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    benchmark = torch.backends.cudnn.benchmark
     try:
-        torch.backends.cudnn.benchmark = True  # shapes never change, so searching for the fastest kernels pays
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP if step.world.alone else _WARM_UP_SHARED):
-                step()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        with torch.cuda.graph(graph):
-            step()
+        warm_ups = _WARM_UPS if step.world.alone else _WARM_UPS_DISTRIBUTED
+        graph, _ = cuda_graphs.capture(step, device, warm_ups=warm_ups, benchmark=True)
     finally:
-        torch.backends.cudnn.benchmark = benchmark
         with torch.no_grad():
-            for tensor, value in zip(touched, kept, strict=True):
+            for tensor, value in zip(changed, saved, strict=True):
                 tensor.copy_(value)
         torch.cuda.set_rng_state(random, device)
     return graph.replay
+
+
+def one_launch(model: RoutedNetwork, images_BCHW: torch.Tensor) -> LogitsFn | None:
+    """Return a frozen network as a function from images to logits that is one launch of the graph engine.
+
+    Args:
+        model: A network that is not trained, such as a teacher.
+        images_BCHW: Images of the shape that the function will get.
+
+    Returns:
+        The function in 16 bits, or None if the engine does not support the network or is wrong on this device.
+    """
+    device, routed = images_BCHW.device, model.routers is not None
+    if why_not(model, device, routers=routed) is not None:
+        return None
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16  # Triton's interpreter lacks bfloat16
+    engine = (GraphEngine if routed else StaticGraphEngine)(model, dtype=dtype, device=device)
+    try:
+        logits_of = engine.launch_for(images_BCHW)
+    except UserError:  # no kernel fits this device
+        return None
+    with torch.no_grad():
+        expected_BK = model(images_BCHW).logits_BK
+        close = (logits_of(images_BCHW) - expected_BK).norm() <= _MAX_ERROR * expected_BK.norm()
+    return logits_of if close else None

@@ -17,7 +17,7 @@ import torch
 
 from codinet import files
 from codinet.config import first_difference, flat
-from codinet.data.official import KNOWN
+from codinet.data.catalogue import KNOWN
 from codinet.errors import UserError, first_line
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import named_statistics, put_statistics, seed_apart, statistics
@@ -108,7 +108,7 @@ def save(
         for key, (prefix, network) in networks.items():
             mean = named_statistics(network, _mean([state[key] for state in own]))
             tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in mean.items()}
-    world.lead(lambda: _write(folder, position, tensors, run))
+    world.on_rank0(lambda: _write(folder, position, tensors, run))
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -1,11 +1,8 @@
-"""Several processes that train one network: who they are, what they tell each other, how they stop together.
+"""Distributed training: the processes that train one network, how they communicate, and how they stop together.
 
-`joined` makes the `World` of the processes that torchrun started; `World()` is a process of its own, for which
-every method is a plain call. Tensors of the step travel over the default group (nccl on GPUs, gloo elsewhere)
-and nothing in them waits for the host. What the hosts tell each other (sentences, checkpoints, figures) travels
-over a second group, gloo everywhere.
-
-Knows nothing of losses, stages or files.
+`joined` returns the `World` of the processes that torchrun started. `World()` is a single process, for which every
+method is a plain call. Tensors of the step are exchanged over the default group (nccl on GPUs, gloo elsewhere) without
+waiting for the host. Python objects (messages, checkpoints, figures) are exchanged over a second group, always gloo.
 """
 
 import gc
@@ -31,12 +28,12 @@ from codinet.errors import UserError, first_line
 T = TypeVar("T")
 
 _LONGEST_WAIT = 7 * 24 * 60  # minutes
-WAIT_MINUTES = 10.0  # how long processes wait for the slowest, which may have to read its data first
+WAIT_MINUTES = 10.0  # how long processes wait for the slowest, which may be reading its data
 _ENVIRONMENT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class SharedError(UserError):
-    """An error that every process raises at the same place, so that the first can tell it for all."""
+class CollectiveError(UserError):
+    """An error that every process raises at the same place, so that rank 0 reports it for all."""
 
 
 @dataclass(frozen=True)
@@ -45,70 +42,70 @@ class World:
 
     rank: int = 0
     size: int = 1
-    host: dist.ProcessGroup | None = None  # None: nobody else is there
+    host: dist.ProcessGroup | None = None  # None: a single process
 
     @property
     def alone(self) -> bool:
         return self.host is None
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the process that speaks and writes."""
+    def is_rank0(self) -> bool:
+        """Whether this is the process that prints and writes files."""
         return self.rank == 0
 
-    # what hosts tell each other; these wait for the other processes
+    # Python objects; these wait for the other processes.
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's value, by rank."""
+        """Return the values of all processes, by rank."""
         if self.host is None:
             return [value]
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.host)
         return values
 
-    def each(self, call: Callable[[], T]) -> T:
-        """What the call gives here; where it fails for anybody, it fails for all with the same sentence.
+    def on_every_rank(self, call: Callable[[], T]) -> T:
+        """Return what the call returns here. If it fails in one process, all raise the same error.
 
-        The call must not wait for other processes: one that fails would let them wait for ever.
+        The call must not wait for other processes: after a failure they would wait until the timeout.
         """
         if self.host is None:
             return call()
-        result, sentence = _attempt(call)
-        for told in self.gather(sentence):
-            if told is not None:
-                raise SharedError(told)
-        return result  # type: ignore[return-value]  # there is one where there is no sentence
+        result, failure = _attempt(call)
+        for message in self.gather(failure):
+            if message is not None:
+                raise CollectiveError(message)
+        return result  # type: ignore[return-value]  # it is a T unless there was a failure
 
-    def lead(self, call: Callable[[], T]) -> T:
-        """What the call gives to the first process, the only one to make it; where it fails, it fails for all."""
+    def on_rank0(self, call: Callable[[], T]) -> T:
+        """Make the call on rank 0 only and return its result on every rank. If it fails, all raise the same error."""
         if self.host is None:
             return call()
-        told: list[Any] = [None, None]
-        if self.leads:
-            told = list(_attempt(call))
-        dist.broadcast_object_list(told, src=0, group=self.host)
-        result, sentence = told
-        if sentence is not None:
-            raise SharedError(sentence)
+        outcome: list[Any] = [None, None]
+        if self.is_rank0:
+            outcome = list(_attempt(call))
+        dist.broadcast_object_list(outcome, src=0, group=self.host)
+        result, failure = outcome
+        if failure is not None:
+            raise CollectiveError(failure)
         return result
 
-    # tensors of the step; these wait for nobody but the device
+    # Tensors of the step; these wait for the device only.
 
     def mean_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The mean over processes, in place and without a gradient; the same bits everywhere."""
+        """Replace a tensor by its mean over processes, without a gradient. All get the same bits."""
         if self.host is not None:
             dist.all_reduce(tensor)
             tensor.div_(self.size)
         return tensor
 
-    def rows(self, mine: torch.Tensor) -> torch.Tensor:
-        """Everybody's rows one below the other, for a loss that every process computes of all rows."""
-        return mine if self.host is None else _Rows.apply(mine, self)
+    def gather_rows(self, own: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all processes, by rank, for a loss that every process computes over all rows."""
+        return own if self.host is None else _GatherRows.apply(own, self)
 
-    def share(self, model: nn.Module) -> nn.Module:
-        """The network, such that a backward pass leaves the processes' mean gradient; its weights become rank 0's.
+    def data_parallel(self, model: nn.Module) -> nn.Module:
+        """Wrap a network so that a backward pass averages gradients over processes. Its weights become rank 0's.
 
-        For the parameters that are trained now: to train others, share it again.
+        The wrapper handles the parameters that require gradients now; wrap the network again to train others.
         """
         if self.host is None:
             return model
@@ -122,18 +119,16 @@ class World:
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
-            shared = DistributedDataParallel(model, gradient_as_bucket_view=True)
+            wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
         if stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream)
-        # Told where a dimension of size one has an odd stride, which costs nothing.
-        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        # BatchNorm's running statistics stay each process's own until `average_statistics`. Said by attribute
-        # because the argument's name changed between versions of torch.
-        shared.broadcast_buffers = False
-        return shared
+        # BatchNorm's running statistics stay local until `average_statistics`. Set as an attribute, because the name of
+        # the argument differs between versions of torch.
+        wrapped.broadcast_buffers = False
+        return wrapped
 
     def average_statistics(self, model: nn.Module) -> None:
-        """Give all processes the mean of BatchNorm's running statistics.
+        """Replace BatchNorm's running statistics by their mean over processes.
 
         They are linear in the statistics of the batches, so it does not matter how often this is done.
         """
@@ -141,20 +136,19 @@ class World:
             put_statistics(model, self.mean_(statistics(model)))
 
 
-class _Rows(torch.autograd.Function):
-    """Everybody's rows; backward, this process's own part of the gradient times the number of processes.
+class _GatherRows(torch.autograd.Function):
+    """Gathers rows. Its backward returns this rank's part of the gradient times the number of processes.
 
-    Let F(x_1 … x_W) be the loss of all rows, where x_r = x_r(θ) are those of process r. The gradient wanted is
-    Σ_r ∂F/∂x_r · dx_r/dθ. Process r knows dx_r/dθ alone, and since all compute the same F of the same rows it
-    knows ∂F/∂x_r without asking. DistributedDataParallel takes the mean over processes of what each hands in:
-    if that is W · ∂F/∂x_r · dx_r/dθ, the mean is the sum wanted.
+    Let F(x_1 … x_W) be the loss of all rows, where x_r = x_r(θ) are those of rank r. The gradient is
+    Σ_r ∂F/∂x_r · dx_r/dθ. Only rank r has dx_r/dθ, and as every rank computes the same F it also has ∂F/∂x_r.
+    DistributedDataParallel takes the mean over ranks: of W · ∂F/∂x_r · dx_r/dθ this is the gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, mine: torch.Tensor, world: World) -> torch.Tensor:
-        ctx.rank, ctx.size, ctx.number = world.rank, world.size, len(mine)
-        rows = mine.new_empty(world.size * len(mine), *mine.shape[1:])
-        dist.all_gather(list(rows.chunk(world.size)), mine.contiguous())
+    def forward(ctx: Any, own: torch.Tensor, world: World) -> torch.Tensor:
+        ctx.rank, ctx.size, ctx.number = world.rank, world.size, len(own)
+        rows = own.new_empty(world.size * len(own), *own.shape[1:])
+        dist.all_gather(list(rows.chunk(world.size)), own.contiguous())
         return rows
 
     @staticmethod
@@ -164,18 +158,15 @@ class _Rows(torch.autograd.Function):
 
 
 def _attempt(call: Callable[[], T]) -> tuple[T | None, str | None]:
-    """The call's result, or what the user is to be told."""
+    """The call's result, or the message of its error."""
     try:
         return call(), None
     except UserError as error:
         return None, str(error)
     except BrokenPipeError:
-        raise  # whoever read our output has gone, which is nobody's to be told
+        raise  # the reader of our output is gone, which is not an error
     except OSError as error:
         return None, f"{error.filename or 'a file'}: {error.strerror or error}; check the path."
-
-
-# BatchNorm's statistics
 
 
 def _running(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -183,43 +174,37 @@ def _running(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def statistics(model: nn.Module) -> torch.Tensor:
-    """BatchNorm's running means and variances in one vector."""
+    """Return BatchNorm's running means and variances as one vector."""
     running = [buffer.flatten() for _, buffer in _running(model)]
     return torch.cat(running) if running else next(model.parameters()).new_zeros(0)
 
 
 def put_statistics(model: nn.Module, vector: torch.Tensor) -> None:
-    """Undo `statistics`, in place, because a captured step knows the buffers by their address."""
+    """Write a vector of `statistics` back into the buffers, in place: a captured step knows their addresses."""
     for name, part in named_statistics(model, vector).items():
         model.get_buffer(name).copy_(part)
 
 
 def named_statistics(model: nn.Module, vector: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    """The parts of a vector of `statistics` under their buffers' names."""
+    """Return the parts of a vector of `statistics` by the names of their buffers."""
     running = _running(model)
     parts = vector.split([buffer.numel() for _, buffer in running])
     return {name: part.view_as(buffer) for (name, buffer), part in zip(running, parts, strict=True)}
 
 
-# random numbers
-
-
 def seed_apart(seed: int, rank: int, *place: int) -> None:
-    """Give a process random numbers that depend on the run's seed, on its rank and on a place in the run."""
+    """Seed torch with a hash of the run's seed, the rank and a position in the run."""
     words = " ".join(map(str, (seed, rank, *place)))
     torch.manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little", signed=True))
 
 
-# joining and leaving
-
-
 def launched() -> bool:
-    """Whether torchrun, or what does as it does, started this process."""
+    """Return whether torchrun, or a launcher like it, started this process."""
     return all(name in os.environ for name in _ENVIRONMENT)
 
 
 def own_device(name: str | None) -> torch.device:
-    """The device asked for, or the best one there is; of several processes on GPUs, each has one to itself."""
+    """Return the device by this name, or the best one available. Each of several processes gets its own GPU."""
     if not launched() or int(os.environ["WORLD_SIZE"]) == 1:
         return pick_device(name)
     if name is None:
@@ -231,7 +216,7 @@ def own_device(name: str | None) -> torch.device:
                 f"{processes} processes on this machine need a GPU each, and it has {there}; "
                 f"use --nproc-per-node {there}, or --device cpu."
             )
-        # Before anything touches a device, lest every process keep a little of the first GPU.
+        # Before anything else uses CUDA; otherwise every process would allocate memory on the first GPU.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     device = pick_device(name)
@@ -242,10 +227,10 @@ def own_device(name: str | None) -> torch.device:
 
 @contextmanager
 def joined(device: torch.device, *, wait_minutes: float = WAIT_MINUTES) -> Iterator[World]:
-    """The world that this process was started in; on the way out all processes leave it together.
+    """Join the processes that torchrun started, and leave them together on exit.
 
-    A process that does not respond for `wait_minutes` ends the others. An error that every process knows
-    (`SharedError`) is raised by rank 0 only; the others exit with code 2.
+    A process that does not respond for `wait_minutes` ends the others. An error that every process raises
+    (`CollectiveError`) is raised by rank 0 only; the others exit with code 2.
     """
     if not math.isfinite(wait_minutes) or not 0 < wait_minutes <= _LONGEST_WAIT:
         raise UserError(f"--wait-minutes must be above 0 and at most {_LONGEST_WAIT}, got {wait_minutes:g}.")
@@ -254,24 +239,27 @@ def joined(device: torch.device, *, wait_minutes: float = WAIT_MINUTES) -> Itera
         return
     world = _join(device, timedelta(minutes=wait_minutes))
     try:
-        yield world
-    except SharedError as error:
-        # The traceback holds the training, and nccl waits until the graphs that it is captured in are gone.
+        with warnings.catch_warnings():
+            # DistributedDataParallel warns about odd strides of dimensions of size one, which cost nothing.
+            warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+            yield world
+    except CollectiveError as error:
+        # The traceback refers to the training, and nccl waits until the graphs that it was captured in are deleted.
         traceback.clear_frames(error.__traceback__)
         _leave(world)
-        if world.leads:
+        if world.is_rank0:
             raise
         raise SystemExit(2) from None
     except RuntimeError as error:
         if not _lost(error):
             raise
-        if world.leads:
+        if world.is_rank0:
             timed_out = "timed out" in str(error).lower()
             what = f"did not respond for {wait_minutes:g} minutes" if timed_out else "ended"
             longer = " (--wait-minutes waits longer)" if timed_out else ""
             raise UserError(
-                f"Another process of this training {what}, so this one cannot continue{longer}; what was written is "
-                "intact, and the same command with --resume continues from there."
+                f"Another process of this training {what}, so this one cannot continue{longer}; all written "
+                "files are intact, and the same command with --resume continues the run."
             ) from error
         raise SystemExit(2) from None
     else:
@@ -293,11 +281,11 @@ def _join(device: torch.device, timeout: timedelta) -> World:
 
 def _leave(world: World) -> None:
     gc.collect()
-    # A process that left early would break the connections of those that are still communicating.
+    # A process that leaves early breaks the connections of those that still communicate.
     dist.barrier(group=world.host)
     dist.destroy_process_group()
 
 
 def _lost(error: RuntimeError) -> bool:
-    """Whether an error means that another process is gone or stalled; gloo has messages for it and no class."""
+    """Whether an error means that another process ended or stalled. gloo raises no class of its own for it."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "timed out" in str(error).lower()

@@ -1,8 +1,4 @@
-"""`routed_step` through fused kernels, for the blocks that they support; other blocks go through `rest`.
-
-A block's kernels also compute the mean of its output over pixels. That is what the next block's router needs, so it is
-kept from one call to the next.
-"""
+"""`model.routed_step` with fused kernels for the blocks that they support. Importing this module needs Triton."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,19 +6,26 @@ from typing import Any
 import torch
 
 from codinet.backbones import BasicBlock, Block
-from codinet.kernels import tiles
-from codinet.kernels.block import BlockTensors, NormBuffers, routed_block
-from codinet.kernels.router import fc_scores
+from codinet.kernels.block import tile_sizes
+from codinet.kernels.block.fused_block import BlockTensors, NormBuffers, routed_block
+from codinet.kernels.block.router_kernels import fc_scores
 from codinet.model import RoutedStep
 from codinet.relaxation import Decide
 from codinet.routers import FCRouter, Router, State
 
 
 class FusedStep:
-    """A replacement for `model.routed_step`."""
+    """A replacement for `model.routed_step`.
+
+    A block's kernels also compute the mean of its output over pixels, which is what the next block's router needs, so
+    it is kept from one call to the next.
+
+    Args:
+        rest: Runs the blocks that the kernels do not support.
+        compile: Compiles the part that torch computes.
+    """
 
     def __init__(self, rest: RoutedStep, *, compile: Callable[..., Any] = lambda function: function) -> None:
-        """`rest` runs the blocks that the kernels do not support; `compile` compiles the part that torch computes."""
         self.rest = rest
         self.decide = compile(_decide)
         self.last: tuple[torch.Tensor, torch.Tensor] | None = None  # a block's output, and its mean over pixels
@@ -36,7 +39,7 @@ class FusedStep:
         decide: Decide,
         forced_B: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
-        if not takes(block, x_BCHW):
+        if not supports(block, x_BCHW):
             return self.rest(block, router, x_BCHW, state, decide, forced_B)
         assert isinstance(block, BasicBlock)
         if router is None:
@@ -62,12 +65,12 @@ class FusedStep:
         return x_BCHW.mean(dim=(2, 3), dtype=torch.float32)
 
 
-def takes(block: Block, x_BCHW: torch.Tensor) -> bool:
-    """Whether the kernels support a block: one that keeps its shape, in training, in half precision."""
+def supports(block: Block, x_BCHW: torch.Tensor) -> bool:
+    """Return whether the kernels support a block: one that keeps its shape, in training, in half precision."""
     if type(block) is not BasicBlock or block.stride != 1 or block.grown != 0 or not block.training:
         return False
     plain = all(type(norm) is torch.nn.BatchNorm2d for norm in (block.bn1, block.bn2))
-    return plain and x_BCHW.dtype != torch.float32 and tiles.fits(*x_BCHW.shape[1:])
+    return plain and x_BCHW.dtype != torch.float32 and tile_sizes.fits(*x_BCHW.shape[1:])
 
 
 def _decide(decide: Decide, scores_B2: torch.Tensor) -> torch.Tensor:

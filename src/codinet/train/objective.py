@@ -1,10 +1,10 @@
-"""The training objective for a training loop of your own: Eq. 12, with a budget instead of γ.
+"""The training objective for your own training loop: Eq. 12, with a budget instead of γ.
 
-For networks that `codinet train` does not build, such as those of `make_dynamic`. The caller keeps images,
-augmentation, optimiser and devices.
+For networks that `codinet train` does not build, such as those of `make_dynamic`. Your loop provides images,
+augmentation and optimiser.
 """
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,17 +26,25 @@ from codinet.losses import require_weight
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.relaxation import Decide, gumbel, require_tau
-from codinet.thresholds import find_threshold, mean_cost, require_budget, require_images, require_reach
-from codinet.train.budget import SETTLE, BudgetController
-from codinet.train.judging import shift_to
-from codinet.train.stages import grip_at
+from codinet.thresholds import mean_cost, require_budget, require_images, require_reach, run_probabilities
+from codinet.train.budget import BudgetController, estimated_cost
+from codinet.train.stages import decay_scale
 from codinet.train.step import COST_SHARE, loss_of, share_of_blocks
 
 
 class Objective:
     """The loss of every step, and the controller that keeps the network at its budget.
 
-    Use `decide` in the forward passes of training: relaxed, noised decisions.
+    Pass `decide` to the forward passes of training: it makes relaxed, noised decisions.
+
+    Args:
+        model: A routed network.
+        image_shape: Channels, height and width of the images.
+        budget: Mean cost to meet, as a fraction of the static network's MACs.
+        steps: Length of the training.
+        losses: Weights and margins, without budget and gamma.
+        label_smoothing: Label smoothing of the cross entropy.
+        tau: Temperature of the relaxation.
     """
 
     decide: Decide
@@ -52,8 +60,6 @@ class Objective:
         label_smoothing: float = 0.0,
         tau: float = 1.0,
     ) -> None:
-        """`budget` is a share of the static network's MACs, `steps` the length of the training, `losses` the weights
-        and margins (without budget and gamma), `tau` the temperature of the relaxation."""
         require_budget(model, budget)
         require_image_shape(image_shape)
         require_whole("steps", steps, 1, LARGEST_COUNT)
@@ -72,14 +78,17 @@ class Objective:
 
     @property
     def progress(self) -> float:
-        """The share of the steps that is done."""
+        """The fraction of the steps that is done."""
         return min(1.0, self.taken / self.steps)
 
     def __call__(self, output: RoutedOutput, labels_B: torch.Tensor, *, views: int) -> torch.Tensor:
-        """The loss of one step, which is counted as taken.
+        """Return the loss of one step and count the step.
 
-        `labels_B` has a label for each input; the `views` views of an image are next to each other. Labels on the CPU
-        are checked against the classes; on a GPU that would make the host wait.
+        Args:
+            output: The network's output. The views of an image are next to each other.
+            labels_B: A label for each input. Labels on the CPU are checked against the classes; on a GPU the check
+                would make the host wait.
+            views: Views per image.
         """
         self._require_batch(output, labels_B, views)
         self.controller.aim(self.progress)
@@ -90,42 +99,46 @@ class Objective:
             losses=self.losses,
             extra=self.extra,
             gamma=self.controller.gamma(),
-            grip=torch.full_like(self.controller.target, grip_at(self.progress)),
+            decay_scale=torch.full_like(self.controller.target, decay_scale(self.progress)),
             weights_N=self.weights_N,
             run_share_N=self.run_share_N,
-            rows=lambda paths_LMN: paths_LMN,
-            taught_BK=None,
+            gather_rows=lambda paths_LMN: paths_LMN,
+            teacher_BK=None,
         )
         self.controller.observe(figures[COST_SHARE] + self.base_share)
         self.taken += 1
         return loss
 
     def settle(self, images_BCHW: torch.Tensor, *, batch: int = 250) -> float:
-        """After every epoch, and at the end: compare the cost of plain, normalised images with the budget.
+        """Call after every epoch and at the end: correct the gap between budget and cost of plain images.
 
-        The controller corrects for what these images cost more than training batches. From half of the steps on, the
-        routers are also shifted half of the way to the budget, and after the last step all of the way. In distributed
-        training, give every process the same images. Returns the cost of the images now, as a share of the static
-        network.
+        The controller corrects its target. From half of the steps on, the routers are also shifted half of the way to
+        the budget, and after the last step all of the way. `codinet train` does the same.
+
+        Args:
+            images_BCHW: Normalised images without augmentation; the same in every process of a distributed training.
+            batch: Images per forward pass.
+
+        Returns:
+            The cost of the images now, as a fraction of the static network's.
         """
         require_images(images_BCHW)
         require_whole("batch", batch, 1, LARGEST_COUNT)
         cost_at = partial(mean_cost, self.model, self.table, images_BCHW, batch=batch)
-        look, settling = cache(cost_at), self.progress >= SETTLE  # the search starts with this value
-        self.controller.compare(look(0.5), settling=settling)
-        if not settling:
-            return look(0.5)
-        part = 1.0 if self.progress == 1 else 0.5
-        shift_to({self.model}, find_threshold(look, self.controller.budget), part=part)
+        if self.progress == 1:
+            self.controller.calibrate([self.model], cost_at)
+            return cost_at(0.5)
+        estimate = estimated_cost(self.table, run_probabilities(self.model, images_BCHW, batch=batch))
+        self.controller.settle([self.model], estimate(0.5), estimate, progress=self.progress)
         return cost_at(0.5)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors that a checkpoint needs beside network and optimiser."""
+        """Return copies of the tensors that a checkpoint needs beside network and optimiser."""
         taken = torch.tensor(self.taken)
         return {"taken": taken, **{name: value.clone() for name, value in self.controller.state().items()}}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Continue where `state_dict` was taken. A state that does not fit is a `UserError` and changes nothing."""
+        """Restore a `state_dict`. One that does not fit is a `UserError` and changes nothing."""
         require_kind("state", state, dict, "the result of state_dict")
         own = self.controller.state()
         if set(state) != {"taken", *own}:
@@ -150,7 +163,7 @@ class Objective:
             raise UserError(f"labels must be int64, got {shown(labels_B)}.")
         require_whole("views", views, 1, LARGEST_COUNT)
         if number % views:
-            raise UserError(f"{number} inputs are not {views} views of every image; give each image {views} views.")
+            raise UserError(f"The number of inputs must be a multiple of views = {views}, got {number}.")
         device = self.weights_N.device
         for name, tensor in (("The output", output.logits_BK), ("labels", labels_B)):
             if tensor.device != device:
@@ -166,7 +179,7 @@ class Objective:
 def _require_losses(losses: Any) -> None:
     require_kind("losses", losses, LossConfig, "a LossConfig")
     if (losses.budget, losses.gamma) != (None, None):
-        raise UserError("losses must not set budget or gamma: an objective gets its one budget as an argument.")
+        raise UserError("losses must not set budget or gamma: the budget is an argument of Objective.")
     for name in ("alpha", "beta", "m_c", "m_d", "score_decay"):
         require_weight(f"{name} of losses", getattr(losses, name))
     if losses.paths not in ("noise-free", "noised"):

@@ -1,15 +1,21 @@
-"""What a training reads, and where it waits: images to train on, to watch, to test with, to calibrate the budget on."""
+"""The splits of a training: images to train on, to evaluate after every epoch, to calibrate on, and to test with."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from codinet.config import RunConfig
+from codinet.cost import CostTable
+from codinet.data.batches import Loader, Resident, SplitPlacer, Stream, epoch_order
 from codinet.data.dataset import Dataset, Split
-from codinet.data.placing import Loader, Placing
-from codinet.data.resident import Resident, epoch_order
-from codinet.data.stream import Stream
 from codinet.errors import UserError
+from codinet.evaluate import Evaluation, evaluate, summarise
+from codinet.model import RoutedNetwork, in_evaluation
+from codinet.records import PathTable
+from codinet.relaxation import hard
 from codinet.train.distributed import World
 
 CALIBRATION_IMAGES = 5000
@@ -19,41 +25,82 @@ Placed = Resident | Stream
 
 @dataclass(frozen=True)
 class Splits:
-    """Of the splits to evaluate, a process has its share."""
+    """The splits of one process. Evaluation splits are sharded by rank."""
 
     train: Placed
-    watched: Placed  # looked at after every epoch: the images held out, the test set, or those to calibrate on
+    watched: Placed  # evaluated after every epoch: the held-out images, the test set, or the calibration images
     test: Placed
     calibration: Placed
     steps: int  # of an epoch
 
 
 def split_data(config: RunConfig, dataset: Dataset, device: torch.device, world: World, loader: Loader) -> Splits:
+    """Split a data set and place the splits on the device.
+
+    Args:
+        config: A resolved config.
+        dataset: The data set.
+        device: Where the training runs.
+        world: The processes that train.
+        loader: Where training images are kept.
+    """
     holdout, size = config.data.holdout, config.schedule.batch
     assert size is not None
     if size % world.size:
-        raise UserError(
-            f"--batch {size} cannot be shared out equally among {world.size} processes; use a multiple of {world.size}."
-        )
+        raise UserError(f"--batch must be a multiple of {world.size}, the number of processes, got {size}.")
     train = dataset.train
     if holdout >= len(train):
-        raise UserError(f"--holdout {holdout} leaves nothing of {len(train)} training images; hold out fewer.")
-    order = epoch_order(len(train), seed=0, epoch=0)  # the same images whatever the run's seed
-    quiet = train.subset(order[: holdout or CALIBRATION_IMAGES])  # of all classes, in a folder too
+        raise UserError(f"--holdout must be below {len(train)}, the number of training images, got {holdout}.")
+    order = epoch_order(len(train), seed=0, epoch=0)  # the same images for every seed of a run
+    plain = train.subset(order[: holdout or CALIBRATION_IMAGES])  # shuffled, so of all classes
     if holdout:
         train = train.subset(order[holdout:])
     if size > len(train):
-        raise UserError(f"--batch {size} is more than the {len(train)} training images; use a smaller one.")
-    placing = Placing(dataset, device)
-    calibration, test = (placing.place(_share(split, world)) for split in (quiet, dataset.test))
+        raise UserError(f"--batch must be at most {len(train)}, the number of training images, got {size}.")
+    placer = SplitPlacer(dataset, device)
+    calibration, test = (placer.place(_shard(split, world)) for split in (plain, dataset.test))
     watched = calibration if holdout or config.data.watch == "train" else test
-    # Last, because the others are read more often than once an epoch.
-    return Splits(placing.place(train, loader), watched, test, calibration, len(train) // size)
+    # The training images come last, because the others are read several times per epoch.
+    return Splits(placer.place(train, loader), watched, test, calibration, len(train) // size)
 
 
-def _share(split: Split, world: World) -> Split:
-    """A process's share of images to evaluate: those of all, one after the other, are the split."""
+def _shard(split: Split, world: World) -> Split:
+    """The part of a split that this rank evaluates. The shards of all ranks in order are the split."""
     if world.size == 1:
         return split
     first, after = (len(split) * rank // world.size for rank in (world.rank, world.rank + 1))
     return split.subset(torch.arange(first, after))
+
+
+@dataclass(frozen=True)
+class SplitEvaluator:
+    """Evaluates networks on splits; every rank evaluates its shard and gets the figures of the whole split."""
+
+    table: CostTable
+    device: torch.device
+    world: World
+
+    def evaluate(self, model: Any, data: Placed) -> Evaluation:
+        """Evaluate a network, or a function from images to `RoutedOutput`."""
+        size = 1000 if self.device.type == "cuda" else 250
+        if self.world.size == 1:
+            return evaluate(model, data.batches(size), self.table)
+        # A shard of few images may be empty.
+        own = self.world.on_every_rank(lambda: evaluate(model, data.batches(size), self.table) if len(data) else None)
+        return join([part for part in self.world.gather(own) if part is not None], self.table)
+
+    def cost_at(self, model: RoutedNetwork, data: Placed) -> Callable[[float], float]:
+        """The cost share of a split as a function of the run threshold, by a forward pass for each value."""
+
+        def measure(threshold: float) -> float:
+            with in_evaluation(model):
+                return self.evaluate(partial(model, decide=partial(hard, threshold=threshold)), data).cost_share
+
+        return measure
+
+
+def join(parts: list[Evaluation], table: CostTable) -> Evaluation:
+    """Return the evaluation of all images, given those of disjoint parts."""
+    paths = PathTable(*(torch.cat(column) for column in zip(*(part.paths for part in parts), strict=True)))
+    loss = sum(part.loss * part.n for part in parts) / len(paths.label_T)
+    return summarise(paths, table, loss=loss)

@@ -12,7 +12,7 @@ from codinet.train.budget import SETTLE
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training with one way of deciding and one set of trained parameters."""
+    """A part of the training with one relaxation and one set of trained parameters."""
 
     name: str
     epochs: int
@@ -22,7 +22,7 @@ class Stage:
     lr: float
     schedule: str
     warmup: float  # epochs
-    milestones: tuple[float, ...] = ()  # shares of the epochs after which a multi-step rate drops tenfold
+    milestones: tuple[float, ...] = ()  # fractions of the epochs after which a multi-step rate drops tenfold
 
     def __post_init__(self) -> None:
         require_whole("epochs", self.epochs, 1, LARGEST_COUNT)
@@ -30,12 +30,12 @@ class Stage:
         require_number("lr", self.lr, 0)
         require_choice("schedule", self.schedule, ("multistep", "cosine"))
         require_number("warmup", self.warmup, 0)
-        require_kind("milestones", self.milestones, tuple, "a tuple of shares of the epochs")
-        for share in self.milestones:
-            require_number("A milestone", share, 0, 1)
+        require_kind("milestones", self.milestones, tuple, "a tuple of fractions of the epochs")
+        for milestone in self.milestones:
+            require_number("A milestone", milestone, 0, 1)
 
     def lr_at(self, epoch: float) -> float:
-        """Learning rate after `epoch` epochs of this stage; fractions count."""
+        """Return the learning rate after `epoch` epochs of this stage, which may be a fraction."""
         require_number("epoch", epoch, 0, self.epochs)
         rate = self.lr * min(1.0, (epoch / self.warmup) if self.warmup > 0 else 1.0)
         done = epoch / self.epochs
@@ -44,18 +44,18 @@ class Stage:
         return rate * 0.1 ** sum(done >= mark for mark in self.milestones)
 
 
-def grip_at(done: float) -> float:
-    """The factor of the margins' decay when this share of a stage is done.
+def decay_scale(done: float) -> float:
+    """Return the factor of the margins' decay, given the fraction of a stage that is done.
 
-    1 in the first part, so that routers can move; it falls to 0 at the end, so that routers become certain and the
-    relaxed network becomes the hard one.
+    It is 1 in the first part, so that routers can move. It falls to 0 at the end, so that routers become certain and
+    the relaxed network approaches the hard one.
     """
     require_number("done", done, 0, 1)
     return min(1.0, (1 - done) / (1 - SETTLE))
 
 
 def stages_of(config: RunConfig) -> list[Stage]:
-    """The stages of a run, in order. The config is one that `config.resolve` returned."""
+    """Return the stages of a run, in order, given its resolved config."""
     require_kind("config", config, RunConfig, "a RunConfig")
     schedule = config.schedule
     if not config.network.routed:
@@ -80,7 +80,7 @@ def stages_of(config: RunConfig) -> list[Stage]:
 
 
 def _stage(name: str, schedule: ScheduleConfig, *, decide: Decide, train_routers: bool, path_losses: bool) -> Stage:
-    # In a short run the warm-up is at most a fifth, so that epochs are left to train in.
+    # The warm-up takes at most a fifth of a short run.
     return Stage(
         name=name,
         epochs=schedule.epochs,

@@ -1,16 +1,17 @@
 """One optimisation step on fixed buffers: views, forward, losses, backward, update, budget, sums.
 
 Nothing here waits for the device, and no allocation depends on values there, so the same function runs eagerly and
-inside a CUDA graph. The host sets `index_L`, `lr`, `grip` and the controller's target before each step, and reads
-`sums` when it needs figures.
+inside a CUDA graph. The host sets `index_L`, `lr`, `decay_scale` and the controller's target before each step, and
+reads `sums` when it needs figures.
 
-In distributed training each process takes its share of the images of a step. Means over the batch are means over the
-share, and the mean of the processes' gradients is that of the whole batch; diversity compares the images of all
+In distributed training each process takes a shard of the images of a step. Means over the batch are means over the
+shard, and the mean of the processes' gradients is that of the whole batch; diversity compares the images of all
 processes. The sums and the controller cover all images and are the same in every process.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,17 +19,15 @@ from torch.nn import functional as F
 
 from codinet.config import ExtraConfig, LossConfig, RunConfig
 from codinet.cost import CostTable
-from codinet.data.resident import Resident
+from codinet.data.batches import Resident
 from codinet.data.views import random_views
 from codinet.losses import Terms, consistency, diversity, expected_cost, score_decay, total
 from codinet.model import RoutedNetwork, RoutedStep, train_only
 from codinet.records import RoutedOutput
 from codinet.relaxation import run_probability
-from codinet.train.asking import Ask
-from codinet.train.averaging import Average
 from codinet.train.budget import BudgetController
-from codinet.train.distillation import Teacher, distillation
 from codinet.train.distributed import World
+from codinet.train.extras import Average, Teacher, distillation
 from codinet.train.stages import Stage
 
 SUMS = (
@@ -39,7 +38,10 @@ _TERMS = SUMS[:7]
 COST_SHARE = SUMS.index("cost_share")
 
 
-def _as_it_is(function: Any) -> Any:
+LogitsFn = Callable[[torch.Tensor], torch.Tensor]  # from images to logits
+
+
+def _unchanged(function: Any) -> Any:
     return function
 
 
@@ -47,53 +49,67 @@ class Speed(NamedTuple):
     """Replacements that make a step faster and change nothing else; none by default. See `accelerate`."""
 
     block: RoutedStep | None = None  # replaces `model.routed_step`
-    compile: Callable[[Any], Any] = _as_it_is  # for the parts before and after the blocks
-    ask: Callable[[RoutedNetwork, torch.Tensor], Ask | None] | None = None  # makes a teacher for such images
+    compile: Callable[[Any], Any] = _unchanged  # for the parts before and after the blocks
+    freeze: Callable[[RoutedNetwork, torch.Tensor], LogitsFn | None] | None = None  # a teacher as a function
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on what: all that a step needs and that stays the same in every stage.
+
+    Args:
+        model: The network.
+        data: The images that a step can index.
+        table: The network's cost table.
+        config: A resolved config.
+        controller: Sets γ; None where γ is fixed or the network static.
+        pad: Padding of random crops.
+        flip: Whether views are mirrored at random.
+        amp: Whether to compute in bfloat16.
+        world: The processes that train.
+        teacher: The network to distil from.
+    """
+
+    model: RoutedNetwork
+    data: Resident
+    table: CostTable
+    config: RunConfig
+    controller: BudgetController | None = None
+    pad: int = 0
+    flip: bool = False
+    amp: bool = False
+    world: World = World()  # noqa: RUF009  # immutable
+    teacher: Teacher | None = None
 
 
 class Step:
     """The step of one stage."""
 
-    def __init__(
-        self,
-        model: RoutedNetwork,
-        data: Resident,
-        table: CostTable,
-        config: RunConfig,
-        stage: Stage,
-        controller: BudgetController | None,
-        *,
-        pad: int,
-        flip: bool,
-        amp: bool,
-        speed: Speed = Speed(),  # noqa: B008  # never changes
-        world: World | None = None,
-        teacher: Teacher | None = None,
-    ) -> None:
+    def __init__(self, task: Task, stage: Stage, speed: Speed = Speed()) -> None:  # noqa: B008  # immutable
+        model, data, config, world, teacher = task.model, task.data, task.config, task.world, task.teacher
         device = data.labels_N.device
         schedule, network = config.schedule, config.network
         assert schedule.batch is not None
-        self.world = world or World()
-        assert schedule.batch % self.world.size == 0
-        self.model, self.data, self.stage, self.controller = model, data, stage, controller
+        assert schedule.batch % world.size == 0
+        self.task, self.stage, self.speed, self.world, self.device = task, stage, speed, world, device
+        self.model, self.data, self.controller = model, data, task.controller
         self.losses, self.extra, self.views = config.losses, config.extra, schedule.views
-        self.acting = stage.path_losses and network.routed
-        self.pad, self.flip, self.amp, self.device = pad, flip, amp, device
-        self.weights_N = table.loss_weights().to(device)
-        self.run_share_N, self.base_share = share_of_blocks(table, device)
+        self.path_losses = stage.path_losses and network.routed
+        self.weights_N = task.table.loss_weights().to(device)
+        self.run_share_N, self.base_share = share_of_blocks(task.table, device)
 
         train_only(model, routers=stage.train_routers, backbone=True)
-        self.shared = self.world.share(model)
+        self.parallel_model = world.data_parallel(model)
         self.average = Average(model, config.extra.ema) if config.extra.ema else None
-        self.index_L = torch.zeros(schedule.batch // self.world.size, dtype=torch.long, device=device)
-        self.speed, self.stem, self.inputs = speed, speed.compile(model.stem), speed.compile(_inputs)
-        self.ask = self._make_ask(teacher) if teacher else None
+        self.index_L = torch.zeros(schedule.batch // world.size, dtype=torch.long, device=device)
+        self.stem, self.inputs = speed.compile(model.stem), speed.compile(_inputs)
+        self.teacher = self._freeze(teacher) if teacher else None
         # Communication between processes cannot be compiled.
-        self.loss_of = speed.compile(loss_of) if self.world.alone else loss_of
+        self.loss_of = speed.compile(loss_of) if world.alone else loss_of
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.lr = torch.zeros((), device=device)
-        self.grip = torch.ones((), device=device)
-        self.gamma = torch.full((), self.losses.gamma or 0.0, device=device)  # where no controller sets it
+        self.decay_scale = torch.ones((), device=device)
+        self.gamma = torch.full((), self.losses.gamma or 0.0, device=device)  # used without a controller
         self.optimizer = torch.optim.SGD(
             self.trained.values(),
             lr=self.lr,
@@ -105,7 +121,7 @@ class Step:
             # Made here and not by the first step, so that a graph and a checkpoint find them.
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.sums = torch.zeros(len(SUMS), device=device)
-        self.bad = torch.full((2,), -1.0, device=device)  # step and term of the first loss that is not finite
+        self.nonfinite = torch.full((2,), -1.0, device=device)  # step and term of the first loss that is not finite
 
     def momentum(self) -> dict[str, torch.Tensor]:
         """SGD's buffers, by the names of the parameters."""
@@ -116,17 +132,18 @@ class Step:
         return {} if self.average is None else self.average.state()
 
     @property
-    def judged(self) -> RoutedNetwork:
-        """The network that is evaluated: the averaged one, if there is one."""
+    def eval_model(self) -> RoutedNetwork:
+        """The network to evaluate: the moving average if there is one, else the trained network."""
         return self.model if self.average is None else self.average.model
 
     def __call__(self) -> None:
+        task = self.task
         inputs_BCHW, labels_B = self.inputs(
-            self.data, self.index_L, self.views, pad=self.pad, flip=self.flip, blank=self.extra.cutout
+            self.data, self.index_L, self.views, pad=task.pad, flip=task.flip, blank=self.extra.cutout
         )
-        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.amp else nullcontext():
-            taught_BK = self._ask_teacher(inputs_BCHW)
-            output = self.shared(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if task.amp else nullcontext():
+            teacher_BK = self._teacher_logits(inputs_BCHW)
+            output = self.parallel_model(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
         gamma = self.controller.gamma() if self.controller else self.gamma
         loss, mine = self.loss_of(
             output,
@@ -134,12 +151,12 @@ class Step:
             views=self.views,
             losses=self.losses,
             extra=self.extra,
-            gamma=gamma * self.acting,
-            grip=self.grip,
+            gamma=gamma * self.path_losses,
+            decay_scale=self.decay_scale,
             weights_N=self.weights_N,
             run_share_N=self.run_share_N,
-            rows=self.world.rows if self.acting else None,
-            taught_BK=taught_BK,
+            gather_rows=self.world.gather_rows if self.path_losses else None,
+            teacher_BK=teacher_BK,
         )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -149,38 +166,38 @@ class Step:
         with torch.no_grad():
             figures = self.world.mean_(mine)
             figures[COST_SHARE] += self.base_share
-            if self.acting and self.controller:
+            if self.path_losses and self.controller:
                 self.controller.observe(figures[COST_SHARE])
-            self._note(figures)
+            self._add(figures)
 
     @torch.no_grad()
-    def _ask_teacher(self, inputs_BCHW: torch.Tensor) -> torch.Tensor | None:
-        return None if self.ask is None else self.ask(inputs_BCHW)
+    def _teacher_logits(self, inputs_BCHW: torch.Tensor) -> torch.Tensor | None:
+        return None if self.teacher is None else self.teacher(inputs_BCHW)
 
-    def _make_ask(self, teacher: Teacher) -> Ask:
-        """The teacher's logits for the images of a step, the fastest way there is."""
+    def _freeze(self, teacher: Teacher) -> LogitsFn:
+        """The teacher's logits for the images of a step, as a function."""
         model, fast = teacher.model, None
-        if self.speed.ask is not None:
+        if self.speed.freeze is not None:
             own = torch.Generator(self.device).manual_seed(0)  # leaves the random numbers of training unchanged
             shape = len(self.index_L) * self.views, *self.data.images_NCHW.shape[1:]
-            fast = self.speed.ask(model, torch.randn(shape, generator=own, device=self.device))
+            fast = self.speed.freeze(model, torch.randn(shape, generator=own, device=self.device))
         if fast is not None:
             return lambda inputs_BCHW: fast(teacher.prepare(inputs_BCHW))
         stem = self.speed.compile(model.stem)
         return lambda inputs_BCHW: model(teacher.prepare(inputs_BCHW), step=self.speed.block, stem=stem).logits_BK
 
-    def _note(self, figures: torch.Tensor) -> None:
+    def _add(self, figures: torch.Tensor) -> None:
         finite = figures[: len(_TERMS)].isfinite()
-        # The total comes first but is not finite because a term is not: name the term if there is one.
+        # The total is first in the list, but not finite because a term is not: name that term.
         culprit = torch.where(finite[1:].all(), 0, 1 + finite[1:].int().argmin()).float()
         now = torch.stack([self.sums[-1], culprit])
-        first = (~finite.all()) & (self.bad[0] < 0)
-        self.bad.copy_(torch.where(first, now, self.bad))
+        first = (~finite.all()) & (self.nonfinite[0] < 0)
+        self.nonfinite.copy_(torch.where(first, now, self.nonfinite))
         self.sums.add_(figures)
 
-    def first_bad(self) -> tuple[int, str] | None:
+    def first_nonfinite(self) -> tuple[int, str] | None:
         """Step since the sums were cleared and name of the first loss that was not finite (waits for the device)."""
-        step, term = self.bad.tolist()
+        step, term = self.nonfinite.tolist()
         return None if step < 0 else (int(step), _TERMS[int(term)])
 
     def means(self) -> dict[str, float]:
@@ -206,44 +223,58 @@ def loss_of(
     losses: LossConfig,
     extra: ExtraConfig,
     gamma: torch.Tensor,
-    grip: torch.Tensor,
+    decay_scale: torch.Tensor,
     weights_N: torch.Tensor,
     run_share_N: torch.Tensor,
-    rows: Callable[[torch.Tensor], torch.Tensor] | None,
-    taught_BK: torch.Tensor | None,
+    gather_rows: Callable[[torch.Tensor], torch.Tensor] | None,
+    teacher_BK: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of this process's images, and its `SUMS`.
+    """Compute the loss of this process's images (Eq. 12).
 
-    `rows` gathers the paths of all processes; without it the losses on paths are off. `taught_BK` are the teacher's
-    logits.
+    Args:
+        output: The network's output for all views; the views of an image are next to each other.
+        labels_B: A label for each view.
+        views: Views per image, M.
+        losses: Weights and margins.
+        extra: Label smoothing and distillation.
+        gamma: Weight of the cost loss.
+        decay_scale: Factor of the margins' decay; see `stages.decay_scale`.
+        weights_N: Weights of the blocks in the cost loss.
+        run_share_N: What each block adds to the cost share.
+        gather_rows: Gathers the paths of all processes; None switches the losses on paths off.
+        teacher_BK: The teacher's logits.
+
+    Returns:
+        The loss, and the figures named by `SUMS`.
     """
     zero = torch.zeros_like(gamma)
     classification = F.cross_entropy(output.logits_BK, labels_B, label_smoothing=extra.label_smoothing)
-    terms, decay, taught = Terms(classification, zero, zero, zero), zero, zero
-    if rows is not None:
+    terms, decay, distilled = Terms(classification, zero, zero, zero), zero, zero
+    if gather_rows is not None:
         paths_BN = output.path_BN if losses.paths == "noised" else run_probability(output.scores_BN2)
         paths_LMN = paths_BN.unflatten(0, (-1, views))
         terms = terms._replace(
             consistency=consistency(paths_LMN, margin=losses.m_c),
-            diversity=diversity(rows(paths_LMN), margin=losses.m_d),
+            diversity=diversity(gather_rows(paths_LMN), margin=losses.m_d),
             cost=expected_cost(paths_BN, weights_N),
         )
         decay = score_decay(output.scores_BN2)
-    learnt = terms
-    if taught_BK is not None:
+    weighted = terms
+    if teacher_BK is not None:
         assert extra.distill is not None
-        taught = distillation(output.logits_BK, taught_BK, temperature=extra.distill_temperature)
-        learnt = terms._replace(classification=(1 - extra.distill) * classification + extra.distill * taught)
-    loss = total(learnt, alpha=losses.alpha, beta=losses.beta, gamma=gamma) + losses.score_decay * grip * decay
+        distilled = distillation(output.logits_BK, teacher_BK, temperature=extra.distill_temperature)
+        weighted = terms._replace(classification=(1 - extra.distill) * classification + extra.distill * distilled)
+    loss = total(weighted, alpha=losses.alpha, beta=losses.beta, gamma=gamma)
+    loss = loss + losses.score_decay * decay_scale * decay
     hard_BN = (output.scores_BN2[..., 1] >= output.scores_BN2[..., 0]).float()
     cost_share = (hard_BN @ run_share_N).mean()
     hits = (output.logits_BK.argmax(dim=1) == labels_B).float().mean()
-    figures = [loss, *terms, decay, taught, gamma, hits, cost_share, torch.ones_like(loss)]
+    figures = [loss, *terms, decay, distilled, gamma, hits, cost_share, torch.ones_like(loss)]
     return loss, torch.stack([figure.detach() for figure in figures])
 
 
 def share_of_blocks(table: CostTable, device: torch.device) -> tuple[torch.Tensor, float]:
-    """What running each block adds to the cost share, and the cost share with every block skipped."""
+    """Return what running each block adds to the cost share, and the cost share with every block skipped."""
     blocks = len(table.run_N)
     none = torch.zeros(1, blocks)
     each = table.share(torch.eye(blocks)) - table.share(none)

@@ -1,27 +1,27 @@
-// Questions to the server. A refusal becomes an Error whose message is the server's own sentence.
+// Requests to the server. An error response becomes an Error with the server's message.
 
-export async function ask(path, parameters = {}, options = {}) {
+export async function request(path, parameters = {}, options = {}) {
   const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const query = new URLSearchParams(given).toString();
+  const search = new URLSearchParams(given).toString();
   let response;
   try {
-    response = await fetch(query ? `${path}?${query}` : path, options);
+    response = await fetch(search ? `${path}?${search}` : path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The explorer does not answer; is it still running in its terminal?");
+    throw new Error("The explorer does not respond; check that it is still running in its terminal.");
   }
   const content = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(content.error ?? "The explorer refused this without a reason.");
+  if (!response.ok) throw new Error(content.error ?? "The request failed.");
   return content;
 }
 
-export function routeTestImage(index, asked, signal) {
-  return ask(`/api/images/${index}/route`, asked, { signal });
+export function routeTestImage(index, query, signal) {
+  return request(`/api/images/${index}/route`, query, { signal });
 }
 
-export function routeUpload(blob, asked, signal) {
-  // This type makes a browser ask the server first when another page tries the same.
-  return ask("/api/route", asked, {
+export function routeUpload(blob, query, signal) {
+  // Other pages cannot send this type without a CORS preflight, which the server does not answer.
+  return request("/api/route", query, {
     method: "POST",
     body: blob,
     headers: { "Content-Type": "application/octet-stream" },
@@ -29,16 +29,16 @@ export function routeUpload(blob, asked, signal) {
   });
 }
 
-/** Runs one question at a time: a newer one ends the older, whose answer is dropped even if it still arrives. */
+/** Runs one request at a time: a newer one aborts the older, whose answer is dropped. */
 export class Latest {
   #running = null;
 
-  /** The answer, or null where a newer question was asked meanwhile. */
-  async run(question) {
+  /** The answer, or null if a newer request has started since. */
+  async run(send) {
     this.#running?.abort();
     const mine = (this.#running = new AbortController());
     try {
-      const answer = await question(mine.signal);
+      const answer = await send(mine.signal);
       return mine === this.#running ? answer : null;
     } catch (error) {
       if (mine !== this.#running) return null;

@@ -1,57 +1,57 @@
-// The explorer's page: one image at a time, asked about again whenever something it depends on changes.
+// The explorer's page. It shows one image at a time and routes it again whenever an input changes.
 
-import { ask, Latest, routeTestImage, routeUpload } from "./api.js";
-import { byId, percent, segment, settled, show } from "./dom.js";
+import { request, Latest, routeTestImage, routeUpload } from "./api.js";
+import { byId, debounce, percent, segment, show } from "./dom.js";
 import { RoutingMap } from "./map.js";
 import { acceptFiles, Picker } from "./picker.js";
 import { Result } from "./result.js";
 
-const PAUSE = 40; // milliseconds a slider must rest before the server is asked
+const PAUSE = 40; // milliseconds without slider movement before a request is sent
 
-// `wanted` is the image last chosen, `shown` the one last answered: a refused upload falls back to it.
+// `wanted` is the image chosen last, `shown` the one routed last; after an error the page returns to it.
 const state = { wanted: null, shown: null, threshold: 0.5, view: null, seed: 0 };
 const latest = new Latest();
-const announce = settled(400, (sentence) => (byId("live").textContent = sentence));
+const announce = debounce(400, (message) => (byId("live").textContent = message));
 let run, result, picker, map;
 
-function complain(sentence) {
-  byId("problem").textContent = sentence ?? "";
-  show(byId("problem"), Boolean(sentence));
+function showError(message) {
+  byId("problem").textContent = message ?? "";
+  show(byId("problem"), Boolean(message));
 }
 
-/** Ask about the wanted image, with everything else as it stands now. */
+/** Route the wanted image with the current settings. */
 async function refresh() {
   const source = state.wanted;
   if (!source) return;
-  const asked = { threshold: state.threshold, view: state.view, seed: state.seed };
-  document.body.classList.add("asking");
+  const query = { threshold: state.threshold, view: state.view, seed: state.seed };
+  document.body.classList.add("loading");
   try {
     const answer = await latest.run((signal) =>
-      source.blob ? routeUpload(source.blob, asked, signal) : routeTestImage(source.index, asked, signal),
+      source.blob ? routeUpload(source.blob, query, signal) : routeTestImage(source.index, query, signal),
     );
     if (!answer) return;
-    // From now on the few pixels that the network sees are sent, not the whole file.
+    // From now on, send the scaled image that the network sees instead of the original file.
     if (source.blob) source.blob = fromDataUrl(answer.image.picture);
     state.shown = source;
-    put(answer);
-    complain(null);
+    showAnswer(answer);
+    showError(null);
   } catch (error) {
     state.wanted = state.shown;
-    complain(error.message);
+    showError(error.message);
   }
-  document.body.classList.remove("asking");
+  document.body.classList.remove("loading");
 }
 
-function put(answer) {
+function showAnswer(answer) {
   result.show(answer);
-  map?.here(answer);
+  map?.mark(answer);
   picker?.mark(answer.index);
   byId("picture").alt = `${state.shown.name}, as the network sees it`;
   byId("picture").title = state.shown.name;
-  announce(result.sentence(answer));
+  announce(result.summary(answer));
 }
 
-const refreshSoon = settled(PAUSE, () => refresh());
+const refreshSoon = debounce(PAUSE, () => refresh());
 
 function fromDataUrl(url) {
   const bytes = Uint8Array.from(atob(url.slice(url.indexOf(",") + 1)), (letter) => letter.charCodeAt(0));
@@ -63,9 +63,9 @@ function choose(index) {
   return refresh();
 }
 
-function take(file) {
+function upload(file) {
   if (file.size > run.limits.bytes) {
-    complain(`${file.name} is too large: at most ${run.limits.bytes / 1e6} MB are taken; scale it down.`);
+    showError(`${file.name} is too large: the limit is ${run.limits.bytes / 1e6} MB; scale it down.`);
     return;
   }
   state.wanted = { blob: file, name: file.name };
@@ -82,21 +82,21 @@ function setThreshold(value) {
 function describeRun() {
   const kind = run.routed ? "" : "static ";
   const parts = [`${kind}${run.network} on ${run.data}`];
-  const figures = run.evaluation;
-  if (figures) {
-    parts.push(`${figures.accuracy.toFixed(1)} % right on ${figures.n.toLocaleString("en")} test images`);
-    if (run.routed) parts.push(`${percent(figures.cost_share)} of the static cost`, `${figures.distinct_paths} paths`);
+  const metrics = run.evaluation;
+  if (metrics) {
+    parts.push(`${metrics.accuracy.toFixed(1)} % accuracy on ${metrics.n.toLocaleString("en")} test images`);
+    if (run.routed) parts.push(`${percent(metrics.cost_share)} of the static cost`, `${metrics.distinct_paths} paths`);
   }
   byId("about").textContent = parts.join(" · ");
   document.title = `${run.network} on ${run.data} · codinet explorer`;
 }
 
-function offerViews() {
+function setUpViews() {
   state.view = run.routed ? run.views[0].name : null;
   byId("views").append(...run.views.map(({ name, title }, i) => segment("view", name, title, i === 0)));
   byId("views").addEventListener("change", (event) => {
     state.view = event.target.value;
-    byId("redraw").disabled = !run.views.find(({ name }) => name === state.view).drawn;
+    byId("redraw").disabled = !run.views.find(({ name }) => name === state.view).random;
     refresh();
   });
   byId("redraw").addEventListener("click", () => {
@@ -106,17 +106,17 @@ function offerViews() {
 }
 
 async function start() {
-  run = await ask("/api/run");
+  run = await request("/api/run");
   describeRun();
   result = new Result(run, choose);
-  offerViews();
+  setUpViews();
   byId("threshold").addEventListener("input", (event) => setThreshold(Number(event.target.value)));
   byId("reset").addEventListener("click", () => setThreshold(0.5));
-  acceptFiles(take);
+  acceptFiles(upload);
   if (run.maps.length) map = new RoutingMap(run, choose);
   show(byId("no-images"), !run.images);
   if (!run.images) return;
-  picker = new Picker(run, choose, complain);
+  picker = new Picker(run, choose, showError);
   const images = await picker.fill();
   if (images.length && !state.wanted) await choose(images[0].index);
 }

@@ -1,4 +1,4 @@
-// Small helpers for building and steering elements. Text is always set as text, never as markup.
+// Helpers to build and update elements. Text is always set as text, never as markup.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -19,14 +19,14 @@ export function show(element, visible) {
 
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 
-/** Multiply-adds in a readable unit. */
-export function counted(macs) {
+/** Multiply-adds with a readable unit. */
+export function formatMacs(macs) {
   const [size, unit] = macs >= 1e9 ? [1e9, "G"] : macs >= 1e6 ? [1e6, "M"] : [1e3, "k"];
   return `${(macs / size).toFixed(2)} ${unit}`;
 }
 
-/** The call that comes last within `pause` milliseconds. */
-export function settled(pause, call) {
+/** Delays a call until `pause` milliseconds have passed without another one. */
+export function debounce(pause, call) {
   let timer;
   return (...args) => {
     clearTimeout(timer);
@@ -39,22 +39,22 @@ export function segment(name, value, title, checked) {
   return el("label", {}, el("input", { type: "radio", name, value, checked }), el("span", {}, title));
 }
 
-/** Make a list of buttons one tab stop that the arrow keys walk. Call again after its buttons changed. */
+/** Makes a list of buttons one tab stop with arrow-key navigation. Call it again after the buttons change. */
 export function roving(list) {
   const buttons = [...list.querySelectorAll("button")];
   buttons.forEach((button, i) => (button.tabIndex = i === 0 ? 0 : -1));
   list.onkeydown = (event) => {
-    const here = buttons.indexOf(document.activeElement);
-    if (here < 0) return;
+    const current = buttons.indexOf(document.activeElement);
+    if (current < 0) return;
     const columns = buttons.filter((button) => button.offsetTop === buttons[0].offsetTop).length;
     const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns };
-    let there = here + (steps[event.key] ?? 0);
-    if (event.key === "Home") there = 0;
-    if (event.key === "End") there = buttons.length - 1;
-    if (there === here || there < 0 || there >= buttons.length) return;
+    let next = current + (steps[event.key] ?? 0);
+    if (event.key === "Home") next = 0;
+    if (event.key === "End") next = buttons.length - 1;
+    if (next === current || next < 0 || next >= buttons.length) return;
     event.preventDefault();
-    buttons[here].tabIndex = -1;
-    buttons[there].tabIndex = 0;
-    buttons[there].focus();
+    buttons[current].tabIndex = -1;
+    buttons[next].tabIndex = 0;
+    buttons[next].focus();
   };
 }

@@ -1,12 +1,12 @@
-// The legend of the map: what colours mean, and which class to bring out.
+// The legend of the map, and the selection of a class to highlight.
 
 import { blocksColour, classColour } from "./colours.js";
 import { el } from "./dom.js";
 
-const MANY = 20; // classes; with more, a list to choose from takes the place of the buttons
+const MANY = 20; // classes; with more, a drop-down list replaces the buttons
 const STEPS = 12;
 
-/** One button a class; `press` is told the class that is to stand out, or null. */
+/** One button per class; calls `press` with the class to highlight, or null. */
 export function classLegend(root, classes, press) {
   if (classes.length > MANY) {
     const options = classes.map((name, label) => el("option", { value: label }, name));
@@ -29,7 +29,7 @@ export function classLegend(root, classes, press) {
   root.replaceChildren(...buttons);
 }
 
-/** The scale from the fewest blocks that an image runs to the most. */
+/** The colour scale, from the fewest to the most blocks that an image runs. */
 export function blocksLegend(root, seen, blocks) {
   const low = seen.reduce((least, number) => Math.min(least, number));
   const high = seen.reduce((most, number) => Math.max(most, number));

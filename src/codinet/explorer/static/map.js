@@ -1,21 +1,21 @@
-// The flat map of routing space: a canvas of points, walked with the pointer or the arrow keys.
+// The map of routing space: a canvas of points, with pointer and arrow-key navigation.
 
-import { ask } from "./api.js";
+import { request } from "./api.js";
 import { blocksColour, classColour } from "./colours.js";
 import { byId, segment, show } from "./dom.js";
 import { blocksLegend, classLegend } from "./legend.js";
-import { described, pictureOf } from "./thumbs.js";
-import { pointAhead, pointAt } from "./walk.js";
+import { describe, pictureOf } from "./thumbs.js";
+import { pointAhead, pointAt } from "./points.js";
 
 const TITLES = { pca: "PCA", tsne: "t-SNE" };
 const MARGIN = 18; // pixels around the points
-const REACH = 16; // pixels at which a pointer finds a point
+const REACH = 16; // pixels within which the pointer selects a point
 
 export class RoutingMap {
   #points = null;
   #box = { middle: [0.5, 0.5], span: [1, 1] };
-  #focus = null; // the point under the pointer or the keys
-  #highlight = null; // a class, where the legend has one pressed
+  #focus = null; // the point under the pointer or selected by keys
+  #highlight = null; // the class selected in the legend
   #answer = null;
   #kind = "pca";
   #colour = "class";
@@ -43,17 +43,17 @@ export class RoutingMap {
     this.load(run.maps.at(-1));
   }
 
-  /** Show a map, or the first one while another is being computed. */
+  /** Shows a map, or the PCA map while t-SNE is being computed. */
   async load(kind) {
     this.#kind = kind;
     document.querySelector(`input[name="kind"][value="${kind}"]`).checked = true;
     try {
-      let content = await ask("/api/map", { kind });
-      if (content.state === "computing" && !this.#points) this.#use(await ask("/api/map", { kind: "pca" }), "pca");
+      let content = await request("/api/map", { kind });
+      if (content.state === "computing" && !this.#points) this.#use(await request("/api/map", { kind: "pca" }), "pca");
       while (content.state === "computing" && this.#kind === kind) {
-        byId("map-status").textContent = "t-SNE is being computed; this is the PCA";
+        byId("map-status").textContent = "Computing t-SNE; showing PCA";
         await new Promise((resume) => setTimeout(resume, 1000));
-        if (this.#kind === kind) content = await ask("/api/map", { kind });
+        if (this.#kind === kind) content = await request("/api/map", { kind });
       }
       if (this.#kind !== kind) return;
       byId("map-status").textContent = "";
@@ -63,7 +63,7 @@ export class RoutingMap {
     }
   }
 
-  #use(content, drawn) {
+  #use(content, kind) {
     this.#points = content.index.map((index, i) => ({
       index,
       x: content.x[i] / 10000,
@@ -74,20 +74,20 @@ export class RoutingMap {
     }));
     const ends = [content.x, content.y].map((values) => [Math.min(...values) / 10000, Math.max(...values) / 10000]);
     this.#box = { middle: ends.map(([low, high]) => (low + high) / 2), span: ends.map(([low, high]) => high - low || 1) };
-    this.drawn = drawn;
+    this.shownKind = kind;
     this.#point(null);
     this.#highlight = null;
     this.#legend();
     this.draw();
   }
 
-  /** Mark the image of an answer and its neighbours. */
-  here(answer) {
+  /** Marks the image of an answer and its neighbours. */
+  mark(answer) {
     this.#answer = answer;
     this.draw();
   }
 
-  /** Where a place of the map lies on the canvas: as large as fits, with both directions at one scale. */
+  /** Canvas position of a map position. The map is as large as fits, with the same scale in both directions. */
   #screen({ x, y }) {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const { middle, span } = this.#box;
@@ -115,7 +115,7 @@ export class RoutingMap {
     pen.lineWidth = 1.5;
     pen.strokeStyle = style.getPropertyValue("--ink");
     for (const point of this.#points) if (near.has(point.index)) this.#dot(pen, point, radius + 1.5).stroke();
-    const place = this.#answer?.place?.[this.drawn];
+    const place = this.#answer?.place?.[this.shownKind];
     if (place) this.#ring(pen, { x: place[0], y: place[1] }, style);
     if (this.#focus) {
       pen.lineWidth = 2.5;
@@ -157,7 +157,7 @@ export class RoutingMap {
     if (!point) return;
     show(byId("tip-picture"), Boolean(this.run.images));
     if (this.run.images) byId("tip-picture").src = pictureOf(this.run, point.index);
-    byId("tip-text").textContent = described(this.run, point);
+    byId("tip-text").textContent = describe(this.run, point);
     const [x, y] = this.#screen(point);
     const right = x > this.canvas.clientWidth / 2;
     tip.style.left = right ? "auto" : `${x + 14}px`;
@@ -176,7 +176,7 @@ export class RoutingMap {
     else if (directions[event.key]) this.#step(directions[event.key]);
     else return;
     event.preventDefault();
-    if (this.#focus) byId("live").textContent = described(this.run, this.#focus);
+    if (this.#focus) byId("live").textContent = describe(this.run, this.#focus);
   }
 
   #step(direction) {

@@ -1,22 +1,22 @@
-// Choosing an image: dropped, pasted, from a file, or one of the test images.
+// Image selection: drop, paste, file or test image.
 
-import { ask } from "./api.js";
+import { request } from "./api.js";
 import { byId, el, roving, show } from "./dom.js";
 import { thumb } from "./thumbs.js";
 
 const SHOWN = 30;
 
-/** Files that are dropped, pasted or chosen go to `take`. */
-export function acceptFiles(take) {
+/** Calls `upload` for every file that is dropped, pasted or chosen. */
+export function acceptFiles(upload) {
   const drop = byId("drop");
   const file = byId("file");
   const carriesFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
   byId("choose").addEventListener("click", () => file.click());
   file.addEventListener("change", () => {
-    if (file.files.length) take(file.files[0]);
-    file.value = ""; // the same file may be chosen again
+    if (file.files.length) upload(file.files[0]);
+    file.value = ""; // so that the same file can be chosen again
   });
-  // The whole window takes files, because a browser opens what misses the target.
+  // The whole window accepts files, because the browser would open a file dropped elsewhere.
   window.addEventListener("dragover", (event) => {
     if (!carriesFiles(event)) return;
     event.preventDefault();
@@ -29,24 +29,24 @@ export function acceptFiles(take) {
     if (!carriesFiles(event)) return;
     event.preventDefault();
     drop.classList.remove("over");
-    if (event.dataTransfer.files.length) take(event.dataTransfer.files[0]);
+    if (event.dataTransfer.files.length) upload(event.dataTransfer.files[0]);
   });
   window.addEventListener("paste", (event) => {
     const pasted = event.clipboardData?.files ?? [];
-    if (pasted.length) take(pasted[0]);
+    if (pasted.length) upload(pasted[0]);
   });
 }
 
-/** The test images to pick from; `choose(index)` is called for the one that is picked. */
+/** The gallery of test images; calls `choose(index)` for the selected one. */
 export class Picker {
   #seed = Math.floor(Math.random() * 2 ** 31);
-  #asked = 0;
+  #requests = 0;
   #current = null;
 
-  constructor(run, choose, complain) {
+  constructor(run, choose, showError) {
     this.run = run;
     this.choose = choose;
-    this.complain = complain;
+    this.showError = showError;
     show(byId("picker"), true);
     byId("class").append(...run.classes.map((name, label) => el("option", { value: label }, name)));
     byId("number").max = run.images - 1;
@@ -64,25 +64,25 @@ export class Picker {
     });
   }
 
-  /** Show thumbnails in the chosen order; the images shown. */
+  /** Shows thumbnails in the selected order and returns their images. */
   async fill() {
-    const mine = (this.#asked += 1);
+    const mine = (this.#requests += 1);
     const order = document.querySelector('input[name="order"]:checked').value;
-    const asked = { order, label: byId("class").value, seed: this.#seed, limit: SHOWN };
+    const query = { order, label: byId("class").value, seed: this.#seed, limit: SHOWN };
     try {
-      const { images } = await ask("/api/images", asked);
-      if (mine !== this.#asked) return [];
+      const { images } = await request("/api/images", query);
+      if (mine !== this.#requests) return [];
       byId("gallery").replaceChildren(...images.map((image) => thumb(this.run, image, this.choose)));
       roving(byId("gallery"));
       this.mark(this.#current);
       return images;
     } catch (error) {
-      this.complain(error.message);
+      this.showError(error.message);
       return [];
     }
   }
 
-  /** Mark the image that is shown, where it is among the thumbnails. */
+  /** Marks the thumbnail of the current image, if it is in the gallery. */
   mark(index) {
     this.#current = index;
     for (const button of document.querySelectorAll("#gallery button")) {

@@ -1,6 +1,6 @@
-// What the server said of an image, put on the page.
+// Shows the server's answer for an image.
 
-import { byId, counted, el, percent, roving, show } from "./dom.js";
+import { byId, formatMacs, el, percent, roving, show } from "./dom.js";
 import { PathStrip } from "./path.js";
 import { thumb } from "./thumbs.js";
 
@@ -8,8 +8,8 @@ export class Result {
   constructor(run, choose) {
     this.run = run;
     this.choose = choose;
-    this.path = new PathStrip(byId("path"), run.stages);
-    this.viewPath = new PathStrip(byId("view-path"), run.stages);
+    this.path = new PathStrip(byId("path"), run.groups);
+    this.viewPath = new PathStrip(byId("view-path"), run.groups);
     show(byId("static-note"), !run.routed);
     show(document.querySelector(".threshold"), run.routed);
   }
@@ -29,15 +29,15 @@ export class Result {
     if (neighbours) this.#near(neighbours, image);
   }
 
-  /** The answer in a sentence, for the live region. */
-  sentence({ image, view }) {
+  /** A summary of the answer, for the live region. */
+  summary({ image, view }) {
     const best = image.top[0];
-    const said = [
-      `Class ${this.#class(best.label)}, ${percent(best.confidence)} sure.`,
+    const parts = [
+      `Class ${this.#class(best.label)}, confidence ${percent(best.confidence)}.`,
       `${image.blocks_run} of ${image.path.length} blocks run, ${percent(image.cost_share)} of the static cost.`,
     ];
-    if (view) said.push(`${view.differs.length} blocks differ in the augmented image.`);
-    return said.join(" ");
+    if (view) parts.push(`${view.differs.length} blocks differ in the augmented image.`);
+    return parts.join(" ");
   }
 
   #class(label) {
@@ -50,7 +50,7 @@ export class Result {
     const right = truth === image.top[0].label;
     const note = byId("truth");
     note.className = `truth ${known ? (right ? "right" : "wrong") : ""}`;
-    note.textContent = !known ? "your image" : right ? "✓ as labelled" : `✗ labelled ${this.#class(truth)}`;
+    note.textContent = !known ? "your image" : right ? "✓ correct" : `✗ label: ${this.#class(truth)}`;
     byId("chances").replaceChildren(
       ...image.top.map(({ label, confidence }) => {
         const bar = el("span", { className: "chance" });
@@ -64,7 +64,7 @@ export class Result {
   #figures(image) {
     byId("blocks").replaceChildren(String(image.blocks_run), el("small", {}, ` of ${image.path.length}`));
     byId("share").replaceChildren(percent(image.cost_share), el("small", {}, " of static"));
-    byId("macs").replaceChildren(counted(image.macs), el("small", {}, ` of ${counted(this.run.static_macs)}`));
+    byId("macs").replaceChildren(formatMacs(image.macs), el("small", {}, ` of ${formatMacs(this.run.static_macs)}`));
     byId("meter").style.setProperty("--share", Math.min(1, image.cost_share));
   }
 
@@ -75,18 +75,18 @@ export class Result {
     const best = view.top[0];
     byId("view-label").replaceChildren(this.#class(best.label), el("small", {}, ` ${percent(best.confidence)}`));
     const number = view.differs.length;
-    const verdict = number === 0 ? "The same path" : `${number} of ${view.path.length} blocks differ`;
+    const verdict = number === 0 ? "Same path" : `${number} of ${view.path.length} blocks differ`;
     const change = view.cost_share - image.cost_share;
-    const cost = Math.abs(change) < 0.0005 ? "at the same cost" : `cost ${change > 0 ? "+" : "−"}${percent(Math.abs(change))}`;
+    const cost = Math.abs(change) < 0.0005 ? "same cost" : `cost ${change > 0 ? "+" : "−"}${percent(Math.abs(change))}`;
     byId("view-note").textContent = `${verdict}, ${cost}.`;
     this.viewPath.show(view, threshold, view.differs);
   }
 
   #near(neighbours, image) {
     const mine = image.top[0].label;
-    const alike = neighbours.filter((near) => near.label === mine).length;
+    const sameClass = neighbours.filter((near) => near.label === mine).length;
     byId("near-note").textContent =
-      `${alike} of the ${neighbours.length} test images with the closest relaxed paths are labelled ${this.#class(mine)}.`;
+      `${sameClass} of the ${neighbours.length} test images with the closest paths have the label ${this.#class(mine)}.`;
     const list = byId("near");
     const inside = list.contains(document.activeElement);
     list.replaceChildren(...neighbours.map((near) => thumb(this.run, near, this.choose, near.distance.toFixed(2))));

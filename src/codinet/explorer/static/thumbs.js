@@ -4,17 +4,17 @@ import { el } from "./dom.js";
 
 export const pictureOf = (run, index) => `/api/images/${index}.png?v=${run.version}`;
 
-/** A sentence on what is known of a test image. */
-export function described(run, { index, label, prediction, blocks_run: blocks }) {
+/** A description of a test image. */
+export function describe(run, { index, label, prediction, blocks_run: blocks }) {
   const parts = [`Image ${index}`, `class ${run.classes[label]}`];
-  if (prediction !== undefined && prediction !== label) parts.push(`taken for ${run.classes[prediction]}`);
+  if (prediction !== undefined && prediction !== label) parts.push(`predicted ${run.classes[prediction]}`);
   if (blocks !== undefined) parts.push(`${blocks} blocks run`);
   return parts.join(", ");
 }
 
-/** A list entry with a test image's button; without the data set, its label alone. */
+/** A list item with a button for a test image; without the data set, only its label. */
 export function thumb(run, image, choose, note = "") {
-  const name = note ? `${described(run, image)}, distance ${note}` : described(run, image);
+  const name = note ? `${describe(run, image)}, distance ${note}` : describe(run, image);
   const caption = el("span", { className: "caption" }, el("span", {}, run.classes[image.label]));
   if (note) caption.append(el("small", {}, note));
   const classes = image.prediction !== undefined && image.prediction !== image.label ? "thumb wrong" : "thumb";

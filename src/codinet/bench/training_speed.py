@@ -1,0 +1,252 @@
+"""Time training steps of a routed network against those of the static network.
+
+The steps are real ones with every loss on. Images are random bytes of the network's published size, because their
+content does not affect speed. In each round every network takes the same number of steps, and the order rotates, so
+that whatever slows a whole round cancels out in the ratios. A mode is a way to execute the same step.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from codinet.backbones import ARCHITECTURES
+from codinet.bench.engine_speed import Progress, no_progress
+from codinet.bench.profiling import conv_time_fraction, peak_mb
+from codinet.config import RunConfig, resolve
+from codinet.cost import block_costs
+from codinet.create import create_model
+from codinet.data.batches import Resident
+from codinet.environment import is_out_of_memory
+from codinet.errors import UserError, first_line, unknown
+from codinet.presets import as_static, paper
+from codinet.train import accelerate
+from codinet.train.accelerate import StepFn
+from codinet.train.budget import BudgetController
+from codinet.train.stages import stages_of
+from codinet.train.step import Speed, Step, Task
+
+Build = Callable[[Speed], Step]
+WARM_UP = 2  # steps
+_LEARNING_RATE = 1e-3  # small, so that random labels do not drive weights to infinity
+_STEPS = 300  # length of the stage, for the budget controller
+
+
+def _eager(build: Build) -> tuple[Step, StepFn]:
+    step = build(Speed())
+    return step, step
+
+
+def _compiled(build: Build) -> tuple[Step, StepFn]:
+    step = build(accelerate.compiled())
+    return step, step
+
+
+def _graph(build: Build) -> tuple[Step, StepFn]:
+    step = build(accelerate.compiled())
+    return step, accelerate.capture(step)
+
+
+def _kernels(build: Build) -> tuple[Step, StepFn]:
+    step = build(accelerate.fused())
+    return step, accelerate.capture(step)
+
+
+MODES: dict[str, Callable[[Build], tuple[Step, StepFn]]] = {
+    "eager": _eager,
+    "compiled": _compiled,
+    "graph": _graph,
+    "kernels": _kernels,
+}
+_CUDA_ONLY = frozenset({"graph", "kernels"})
+_SET_UP = {"eager": "warm-up", "compiled": "compiling", "graph": "compiling and capturing"}
+
+
+def pick_modes(names: Sequence[str], device: torch.device) -> list[str]:
+    """The modes to time: those of `names`, or by default all on CUDA and eager elsewhere.
+
+    Compiling for a CPU takes longer than the rest of the benchmark.
+    """
+    for name in names:
+        if name not in MODES:
+            raise unknown("mode", name, MODES)
+        if name in _CUDA_ONLY and device.type != "cuda":
+            raise UserError(f"The mode {name} needs a CUDA device; use --device cuda, or leave it out of --modes.")
+    if names:
+        return list(dict.fromkeys(names))
+    return list(MODES) if device.type == "cuda" else ["eager"]
+
+
+@dataclass(frozen=True)
+class TrainSetting:
+    """What all rows of a measurement have in common."""
+
+    arch: str
+    images: int  # of a step, L
+    views: int  # of an image, M
+    device: torch.device
+    amp: bool
+    router: str = "fc"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A network in training, in one mode."""
+
+    routed: bool
+    mode: str
+    step: Step
+    run_step: StepFn
+    peak_mb: float | None
+
+
+def measure_training(
+    setting: TrainSetting,
+    modes: Sequence[str],
+    *,
+    rounds: int,
+    steps: int = 1,
+    progress: Progress = no_progress,
+) -> list[dict[str, Any]]:
+    """Time training steps of the static and the routed network.
+
+    Args:
+        setting: The network and the size of a step.
+        modes: Some of `MODES`.
+        rounds: The number of rounds.
+        steps: Steps of a round, timed as one.
+        progress: Called before each part of the work.
+
+    Returns:
+        A row for the static and for the routed network in each mode.
+    """
+    entries = [(mode, routed) for mode in modes for routed in (False, True)]
+    trainers = []
+    for number, (mode, routed) in enumerate(entries):
+        name = "routed" if routed else "static"
+        progress(f"{mode}, {name}: {_SET_UP.get(mode, 'compiling')}", number / (len(entries) + 1))
+        trainers.append(_trainer(setting, mode, routed=routed))
+    seconds: dict[tuple[str, bool], list[float]] = {(entry.mode, entry.routed): [] for entry in trainers}
+    for number in range(rounds):
+        progress(f"round {number + 1} of {rounds}", (len(entries) + number / rounds) / (len(entries) + 1))
+        first = number % len(trainers)
+        for entry in [*trainers[first:], *trainers[:first]]:
+            seconds[entry.mode, entry.routed].append(_seconds(entry.run_step, steps, setting.device) / steps)
+    inputs = setting.images * setting.views
+    rows = []
+    for entry in trainers:
+        own = seconds[entry.mode, entry.routed]
+        rows.append(
+            {
+                "arch": setting.arch,
+                "routed": entry.routed,
+                "mode": entry.mode,
+                "inputs_per_step": inputs,
+                "inputs_per_s": inputs / statistics.median(own),
+                "ms_per_step": 1e3 * statistics.median(own),
+                "peak_mb": entry.peak_mb,
+                "device": setting.device.type,
+                "precision": "bfloat16" if setting.amp else "float32",
+                "conv_share": conv_time_fraction(entry.run_step, setting.device),
+                "against_static": _ratio(own, seconds[entry.mode, False]),
+                "against_eager": _ratio(own, seconds.get(("eager", entry.routed))),
+            }
+        )
+    return rows
+
+
+def _trainer(setting: TrainSetting, mode: str, *, routed: bool) -> Trainer:
+    built: list[tuple[Step, StepFn]] = []
+
+    def make() -> None:
+        built.append(MODES[mode](lambda speed: _step(setting, speed, routed=routed)))
+        _seconds(built[0][1], WARM_UP, setting.device)
+
+    try:
+        peak = peak_mb(make, setting.device)
+    except UserError:
+        raise
+    except Exception as error:  # compilers raise exceptions of any type
+        if is_out_of_memory(error):
+            raise UserError(
+                f"{setting.device} has too little memory for steps of {setting.images} images in {setting.views} "
+                "views; use a smaller --batch."
+            ) from error
+        if mode == "eager":
+            raise
+        raise UserError(
+            f"The mode {mode} fails on this machine ({first_line(error)}); leave it out of --modes."
+        ) from error
+    step, run_step = built[0]
+    if setting.device.type != "cuda" and peak is not None:
+        # The peak of the process includes compilers and caches; that of a later step does not.
+        peak = peak_mb(run_step, setting.device)
+        peak = None if peak is None else peak + _state_mb(step)
+    return Trainer(routed, mode, step, run_step, peak)
+
+
+def _step(setting: TrainSetting, speed: Speed, *, routed: bool) -> Step:
+    """A step of stage 1 of the paper's recipe with a budget, or of static training, on random bytes."""
+    config, device = _config(setting, routed=routed), setting.device
+    size = ARCHITECTURES[setting.arch].image_size
+    torch.manual_seed(setting.seed)
+    classes = 10 if size == 32 else 1000
+    model = create_model(setting.arch, num_classes=classes, routed=routed, router=setting.router).to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    number = 2 * setting.images
+    data = Resident(
+        torch.randint(0, 256, (number, 3, size, size), dtype=torch.uint8).to(device),
+        torch.randint(0, classes, (number,)).to(device),
+        torch.full((3,), 127.5, device=device),
+        torch.full((3,), 73.9, device=device),
+    )
+    budget = config.losses.budget
+    controller = None if budget is None else BudgetController(budget, steps=_STEPS, device=device)
+    table = block_costs(model, (3, size, size))
+    task = Task(model, data, table, config, controller, pad=size // 8, flip=True, amp=setting.amp)
+    step = Step(task, stages_of(config)[0], speed)
+    step.index_L.copy_(torch.randperm(number)[: setting.images])
+    step.lr.fill_(_LEARNING_RATE)
+    if controller:
+        controller.aim(1.0)
+    model.train()
+    return step
+
+
+def _config(setting: TrainSetting, *, routed: bool) -> RunConfig:
+    config = paper("random")
+    config = replace(
+        config,
+        network=replace(config.network, arch=setting.arch, router=setting.router),  # type: ignore[arg-type]
+        schedule=replace(config.schedule, batch=setting.images, views=setting.views),
+        seed=setting.seed,
+    )
+    config = resolve(config, gpu=setting.device.type == "cuda")
+    return config if routed else as_static(config)
+
+
+def _seconds(run_step: StepFn, steps: int, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(steps):
+        run_step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _state_mb(step: Step) -> float:
+    """Weights and momentum, which are kept between steps."""
+    state = [*step.model.state_dict().values(), *step.momentum().values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in state) / 2**20
+
+
+def _ratio(own: Sequence[float], other: Sequence[float] | None) -> float | None:
+    """The median over rounds of the ratio of two times; None if the other was not measured."""
+    return None if other is None else statistics.median(a / b for a, b in zip(own, other, strict=True))

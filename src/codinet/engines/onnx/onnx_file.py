@@ -1,0 +1,184 @@
+"""Write an ONNX file after checking that it reproduces the network's output.
+
+The file contains everything needed to use it without codinet: classes, normalisation, image shape, cost table and
+threshold. A file that disagrees with the network raises `UserError` and is not written.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+import codinet
+from codinet import files
+from codinet.checks import (
+    require_choice,
+    require_finite,
+    require_image_shape,
+    require_kind,
+    require_number,
+    require_tensor,
+    require_whole,
+    shown,
+)
+from codinet.cost import block_costs
+from codinet.engines.contract import require_finite as require_finite_weights
+from codinet.engines.onnx.build_graph import OPSET, Kind, build
+from codinet.engines.onnx.runtime import OnnxEngine
+from codinet.errors import UserError
+from codinet.model import CoDiNet
+from codinet.records import RoutedOutput
+from codinet.relaxation import hard, margin_limit, require_threshold
+
+TOLERANCE = 1e-4  # of logits, and of the margin within which a decision may differ
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportInfo:
+    """The data that a network was trained on; stored in the file."""
+
+    classes: Sequence[str]
+    mean: Sequence[float]  # per channel, of bytes (0..255)
+    std: Sequence[float]
+    image_shape: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        channels = require_image_shape(self.image_shape)[0]
+        _require_list("classes", self.classes, str, "names")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            _require_list(name, values, int | float, "numbers")
+            if len(values) != channels:
+                raise UserError(f"{name} must have a number for each of the {channels} channels, got {shown(values)}.")
+            for value in values:
+                require_number(f"An entry of {name}", value, 0, above=name == "std")
+
+
+def export(
+    model: CoDiNet,
+    out: Path,
+    data: ExportInfo,
+    *,
+    kind: Kind = "routed",
+    path: Sequence[int] | None = None,
+    threshold: float = 0.5,
+    opset: int = OPSET,
+    images_BCHW: torch.Tensor | None = None,
+) -> int:
+    """Write the file `out`, checked on random images and on `images_BCHW`.
+
+    Args:
+        model: A network from `create_model`.
+        out: The file to write.
+        data: The classes and normalisation to store in the file.
+        kind: "routed" (one image, skips blocks), "masked" or "static" (any batch).
+        path: The blocks that a static file runs (0 or 1 for each). Default: all.
+        threshold: The default of the file's `threshold` input.
+        opset: The version of the ONNX operators.
+        images_BCHW: Normalised images to check the file on, in addition to random ones.
+
+    Returns:
+        The number of images that the file was checked on.
+    """
+    require_kind("model", model, CoDiNet, "a network from create_model")
+    require_kind("out", out, Path, "a Path")
+    require_kind("data", data, ExportInfo, "an ExportInfo")
+    require_choice("kind", kind, get_args(Kind))
+    require_threshold(threshold)
+    require_whole("opset", opset, 1, 100)
+    require_finite_weights(model)
+    if images_BCHW is not None:
+        require_tensor("images", images_BCHW, ("B", *data.image_shape))
+        require_finite("images", images_BCHW)
+    if len(data.classes) != model.config.num_classes:
+        raise UserError(
+            f"classes must name the {model.config.num_classes} classes of the network, got {len(data.classes)} names."
+        )
+    if path is not None and kind != "static":
+        raise UserError(f"path is for the kind static, got the kind {kind}; leave --path out, or choose --kind static.")
+    if path is not None:
+        _require_list("path", path, int, "0 or 1 for each block")
+        if len(path) != len(model.blocks) or set(path) - {0, 1}:
+            raise UserError(
+                f"path must have {len(model.blocks)} digits, 0 or 1, one for each block, got {len(path)} digits."
+            )
+    model = copy.deepcopy(model).to("cpu", torch.float32).eval()  # as the file computes
+    proto = build(model, data.image_shape, kind=kind, path=path, threshold=threshold, opset=opset)
+    for key, value in _metadata(model, data, kind, path, threshold).items():
+        proto.metadata_props.add(key=key, value=files.to_json(value))
+    content = proto.SerializeToString()
+    random = torch.randn(8, *data.image_shape, generator=torch.Generator().manual_seed(0))
+    checked = random if images_BCHW is None else torch.cat([random, images_BCHW.cpu().float()])
+    check(model, OnnxEngine(content, threads=1, portable=True), checked, path=path, threshold=threshold)
+    files.write(out, content)
+    return len(checked)
+
+
+def _metadata(
+    model: CoDiNet, data: ExportInfo, kind: Kind, path: Sequence[int] | None, threshold: float
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "codinet": codinet.__version__,
+        "kind": kind,
+        "arch": model.config.arch,
+        **dataclasses.asdict(data),
+        "cost_table": dataclasses.asdict(block_costs(model, data.image_shape)),
+    }
+    if kind == "static":
+        return found | {"path": [1] * len(model.blocks) if path is None else list(path)}
+    return found | {"router": model.config.router, "threshold": threshold}
+
+
+@torch.inference_mode()
+def check(
+    model: CoDiNet,
+    engine: OnnxEngine,
+    images_BCHW: torch.Tensor,
+    *,
+    path: Sequence[int] | None = None,
+    threshold: float = 0.5,
+) -> None:
+    """Raise `UserError` unless the file reproduces the network's paths, classes and logits on these images."""
+    for images in images_BCHW.split(64):
+        if engine.about["kind"] == "static":
+            fixed = torch.ones(len(model.blocks)) if path is None else torch.tensor(path)
+            reference = model(images, force=fixed)
+        else:
+            reference = model(images, decide=partial(hard, threshold=threshold))
+        routed = engine.about["kind"] != "static"
+        difference = _difference(engine(images), reference, margin_limit(threshold), routed=routed)
+        if difference:
+            raise UserError(f"The exported graph disagrees with the network ({difference}); no file was written.")
+
+
+def _difference(ours: RoutedOutput, theirs: RoutedOutput, limit: float, *, routed: bool) -> str | None:
+    """A difference beyond rounding, as a clause; None if there is none."""
+    alike_B = torch.ones(len(theirs.path_BN), dtype=torch.bool)
+    if routed:
+        close_BN = (theirs.scores_BN2[..., 1] - theirs.scores_BN2[..., 0] - limit).abs() <= TOLERANCE
+        differs_BN = ours.path_BN != theirs.path_BN
+        # Only the first difference counts, because it changes the input of later blocks.
+        first_B = differs_BN.int().argmax(dim=1)
+        alike_B = ~differs_BN.any(dim=1)
+        if bool((~alike_B & ~close_BN.gather(1, first_B[:, None]).squeeze(1)).any()):
+            return "paths differ"
+        if not alike_B.any():
+            return None
+    ours_BK, theirs_BK = ours.logits_BK[alike_B], theirs.logits_BK[alike_B]
+    allowed = TOLERANCE * max(1.0, theirs_BK.abs().max().item())
+    worst = (ours_BK - theirs_BK).abs().max().item()
+    if not worst <= allowed:  # also if NaN
+        return f"logits differ by {worst:.2g}"
+    best_B2 = theirs_BK.topk(min(2, theirs_BK.shape[1]), dim=1).values
+    clear_B = best_B2[:, 0] - best_B2[:, -1] > 2 * allowed
+    if bool((clear_B & (ours_BK.argmax(dim=1) != theirs_BK.argmax(dim=1))).any()):
+        return "classes differ"
+    return None
+
+
+def _require_list(name: str, values: Any, kind: Any, what: str) -> None:
+    if not isinstance(values, list | tuple) or not values or not all(isinstance(value, kind) for value in values):
+        raise UserError(f"{name} must be a list of {what}, got {shown(values)}.")

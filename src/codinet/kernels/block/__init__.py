@@ -1,0 +1,1 @@
+"""Fused kernels for a routed basic block and its router in training, with their gradients."""

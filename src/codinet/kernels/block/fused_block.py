@@ -1,0 +1,319 @@
+"""A routed basic block in training, v·F(x) + (1 − v)·x, as fused kernels with gradients.
+
+`routed_block` returns the block's output and its mean over pixels; `plain_routed_block` is the reference in plain
+PyTorch. Both support blocks that keep their shape, with BatchNorm in training mode. Features are computed in the dtype
+of x, weights and sums in float32.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch.nn import functional as F
+
+from codinet.kernels.block import conv_kernels
+from codinet.kernels.block.conv_kernels import add_weights, conv3x3, conv3x3_weight, pack
+from codinet.kernels.block.norm_kernels import CHANNELS, mix_backward, mix_forward, norm_backward, norm_forward
+from codinet.kernels.block.tile_sizes import Tiles, choose
+from codinet.kernels.launching import launch
+
+PLAIN, ACTIVATED, GRADIENT = conv_kernels.PLAIN.value, conv_kernels.ACTIVATED.value, conv_kernels.GRADIENT.value
+FEATURES, MASKED, RESIDUAL = conv_kernels.FEATURES.value, conv_kernels.MASKED.value, conv_kernels.RESIDUAL.value
+
+
+class NormBuffers(NamedTuple):
+    """The buffers of a BatchNorm, which the forward pass updates, and its settings."""
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    batches: torch.Tensor
+    momentum: float
+    eps: float
+
+
+class BlockTensors(NamedTuple):
+    """A basic block's parameters and buffers."""
+
+    weight1: torch.Tensor
+    gamma1: torch.Tensor
+    beta1: torch.Tensor
+    weight2: torch.Tensor
+    gamma2: torch.Tensor
+    beta2: torch.Tensor
+    buffers1: NormBuffers
+    buffers2: NormBuffers
+
+
+def routed_block(
+    x_BCHW: torch.Tensor, run_B: torch.Tensor | None, block: BlockTensors, *, tiles: Tiles | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs a block for each image with weight run_B, using kernels.
+
+    Args:
+        x_BCHW: Features of a shape that `tile_sizes.fits` accepts.
+        run_B: Decisions between 0 (skip) and 1 (run). None runs the block for every image.
+        block: The block's parameters and buffers.
+        tiles: Tile sizes; None uses the tuned ones.
+
+    Returns:
+        The output, in the shape and dtype of x, and its mean over pixels (B×C, float32).
+    """
+    tiles = tiles or choose(*x_BCHW.shape[1:])
+    return _RoutedBlock.apply(x_BCHW, run_B, *block, tiles)
+
+
+def plain_routed_block(
+    x_BCHW: torch.Tensor, run_B: torch.Tensor | None, block: BlockTensors
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reference of `routed_block` in plain PyTorch."""
+    y_BCHW = x_BCHW
+    for weight, gamma, beta, buffers in (
+        (block.weight1, block.gamma1, block.beta1, block.buffers1),
+        (block.weight2, block.gamma2, block.beta2, block.buffers2),
+    ):
+        if weight is block.weight2:
+            y_BCHW = F.relu(y_BCHW)
+        mean_C, var_C, batches, momentum, eps = buffers
+        y_BCHW = F.conv2d(y_BCHW, weight.to(x_BCHW.dtype), padding=1)
+        y_BCHW = F.batch_norm(y_BCHW, mean_C, var_C, gamma, beta, training=True, momentum=momentum, eps=eps)
+        batches += 1
+    out_BCHW = F.relu(y_BCHW + x_BCHW)
+    if run_B is not None:
+        out_BCHW = torch.lerp(x_BCHW, out_BCHW, run_B.to(x_BCHW.dtype)[:, None, None, None])
+    return out_BCHW, out_BCHW.float().mean(dim=(2, 3))
+
+
+class BlockKernels:
+    """Launches the kernels of a block for features of one shape."""
+
+    def __init__(self, x_BCHW: torch.Tensor, tiles: Tiles) -> None:
+        self.x, self.tiles = x_BCHW, tiles
+        self.number, self.channels, self.height, self.width = x_BCHW.shape
+        assert x_BCHW.numel() < 2**31
+        self.count = self.number * self.height * self.width
+        self.shape = {"H": self.height, "W": self.width, "C": self.channels}
+
+    def _new(self, *size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.float32, device=self.x.device)
+
+    def _like(self) -> torch.Tensor:
+        return torch.empty_like(self.x, memory_format=torch.channels_last)
+
+    def conv(
+        self,
+        source: torch.Tensor,
+        weights: torch.Tensor,
+        *,
+        read: int,
+        write: int,
+        source_y: torch.Tensor | None = None,
+        source_coefficients: torch.Tensor | None = None,
+        y: torch.Tensor | None = None,
+        coefficients: torch.Tensor | None = None,
+        dz: torch.Tensor | None = None,
+        dout: torch.Tensor | None = None,
+        dpool: torch.Tensor | None = None,
+        run: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what `conv3x3` writes, and its sums in parts."""
+        tiles = self.tiles
+        number = triton.cdiv(self.number, tiles.images) * (self.height // tiles.rows)
+        out, sums = self._like(), self._new(number, 2, tiles.pair * self.channels)
+        launch(
+            conv3x3,
+            (number,),
+            *(source, source_y, source_coefficients, weights, out, sums),
+            *(y, coefficients, dz, dout, dpool, run, self.number),
+            **self.shape,
+            IMAGES=tiles.images,
+            ROWS=tiles.rows,
+            PAIR=tiles.pair,
+            READ=read,
+            WRITE=write,
+            ROUTED=run is not None,
+            POOLED=dpool is not None,
+            num_warps=tiles.warps,
+            num_stages=1,
+        )
+        return out, sums
+
+    def weight_gradient(
+        self,
+        source: torch.Tensor,
+        source_coefficients: torch.Tensor | None,
+        dz: torch.Tensor,
+        y: torch.Tensor,
+        coefficients: torch.Tensor,
+        weight: torch.Tensor,
+    ) -> torch.Tensor:
+        """Returns the gradient of a convolution's weight, in the memory format of `weight`."""
+        tiles, channels = self.tiles, self.channels
+        parts = triton.cdiv(self.number, tiles.weight_images)
+        partial = self._new(parts, (9 if tiles.weight_pair == 1 else 24) * channels * channels)
+        launch(
+            conv3x3_weight,
+            (parts,),
+            *(source, source_coefficients, dz, y, coefficients, partial, self.number),
+            **self.shape,
+            IMAGES=tiles.weight_images,
+            PAIR=tiles.weight_pair,
+            READ=PLAIN if source_coefficients is None else ACTIVATED,
+            num_warps=tiles.weight_warps,
+            num_stages=1,
+        )
+        out = torch.empty_like(weight)
+        stride_out, stride_in, _, stride_tap = out.stride()
+        block = 32
+        launch(
+            add_weights,
+            (9 * channels * channels // block,),
+            *(partial, out, stride_out, stride_in, stride_tap),
+            PARTS=parts,
+            C=channels,
+            PAIR=tiles.weight_pair,
+            BLOCK=block,
+            ROWS=128,
+            num_warps=4,
+        )
+        return out
+
+    def norm(self, sums: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, buffers: NormBuffers) -> torch.Tensor:
+        """Returns scale, shift, mean and 1/σ (4×C), and updates the running statistics."""
+        out = self._new(4, self.channels)
+        launch(
+            norm_forward,
+            (self.channels // CHANNELS,),
+            *(sums, gamma, beta, buffers.running_mean, buffers.running_var, buffers.batches, out),
+            *(self.count, buffers.momentum, buffers.eps),
+            PARTS=len(sums),
+            C=self.channels,
+            PAIR=sums.shape[2] // self.channels,
+            num_warps=8,
+        )
+        return out
+
+    def norm_gradient(
+        self, sums: torch.Tensor, gamma: torch.Tensor, forward: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns the coefficients of a BatchNorm's backward pass, and the gradients of its γ and β."""
+        out, dgamma, dbeta = self._new(3, self.channels), self._new(self.channels), self._new(self.channels)
+        launch(
+            norm_backward,
+            (self.channels // CHANNELS,),
+            *(sums, gamma, forward, out, dgamma, dbeta, self.count),
+            PARTS=len(sums),
+            C=self.channels,
+            PAIR=sums.shape[2] // self.channels,
+            num_warps=8,
+        )
+        return out, dgamma, dbeta
+
+    def mix(
+        self, y: torch.Tensor, coefficients: torch.Tensor, run: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the block's output and its mean over pixels."""
+        out, pool = self._like(), self._new(self.number, self.channels)
+        launch(
+            mix_forward,
+            (self.number,),
+            *(y, self.x, coefficients, run, out, pool),
+            PIXELS=self.height * self.width,
+            C=self.channels,
+            BLOCK=self._pixels(),
+            ROUTED=run is not None,
+            num_warps=4,
+        )
+        return out, pool
+
+    def mix_gradient(
+        self,
+        dout: torch.Tensor,
+        dpool: torch.Tensor | None,
+        y: torch.Tensor,
+        coefficients: torch.Tensor,
+        run: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Returns the gradient of the second BatchNorm's output, its sums in parts, and that of the decisions."""
+        dz, sums = self._like(), self._new(self.number, 2, self.channels)
+        drun = None if run is None else self._new(self.number)
+        launch(
+            mix_backward,
+            (self.number,),
+            *(dout, dpool, y, self.x, coefficients, run, dz, sums, drun),
+            PIXELS=self.height * self.width,
+            C=self.channels,
+            BLOCK=self._pixels(),
+            ROUTED=run is not None,
+            POOLED=dpool is not None,
+            num_warps=4,
+        )
+        return dz, sums, drun
+
+    def _pixels(self) -> int:
+        return min(self.height * self.width, 2048 // self.channels)
+
+
+class _RoutedBlock(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BCHW: torch.Tensor,
+        run_B: torch.Tensor | None,
+        weight1: torch.Tensor,
+        gamma1: torch.Tensor,
+        beta1: torch.Tensor,
+        weight2: torch.Tensor,
+        gamma2: torch.Tensor,
+        beta2: torch.Tensor,
+        buffers1: NormBuffers,
+        buffers2: NormBuffers,
+        tiles: Tiles,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+        run_B = None if run_B is None else run_B.float().contiguous()
+        kernels = BlockKernels(x_BCHW, tiles)
+        packed = pack(weight1, weight2, tiles.pair, x_BCHW.dtype)
+        y1, sums = kernels.conv(x_BCHW, packed[0, 0], read=PLAIN, write=FEATURES)
+        norm1 = kernels.norm(sums, gamma1, beta1, buffers1)
+        y2, sums = kernels.conv(y1, packed[1, 0], read=ACTIVATED, write=FEATURES, source_coefficients=norm1)
+        norm2 = kernels.norm(sums, gamma2, beta2, buffers2)
+        out_BCHW, pool_BC = kernels.mix(y2, norm2, run_B)
+        ctx.save_for_backward(x_BCHW, run_B, weight1, weight2, packed, gamma1, gamma2, y1, norm1, y2, norm2)
+        ctx.tiles = tiles
+        ctx.set_materialize_grads(False)
+        return out_BCHW, pool_BC
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor | None, dpool: torch.Tensor | None) -> Any:
+        x, run, weight1, weight2, packed, gamma1, gamma2, y1, norm1, y2, norm2 = ctx.saved_tensors
+        kernels = BlockKernels(x, ctx.tiles)
+        dout = torch.zeros_like(x) if dout is None else dout.contiguous(memory_format=torch.channels_last)
+        dpool = None if dpool is None else dpool.contiguous()
+        dz2, sums, drun = kernels.mix_gradient(dout, dpool, y2, norm2, run)
+        back2, dgamma2, dbeta2 = kernels.norm_gradient(sums, gamma2, norm2)
+        dweight2 = kernels.weight_gradient(y1, norm1, dz2, y2, back2, weight2)
+        dz1, sums = kernels.conv(
+            dz2,
+            packed[1, 1],
+            read=GRADIENT,
+            write=MASKED,
+            source_y=y2,
+            source_coefficients=back2,
+            y=y1,
+            coefficients=norm1,
+        )
+        back1, dgamma1, dbeta1 = kernels.norm_gradient(sums, gamma1, norm1)
+        dweight1 = kernels.weight_gradient(x, None, dz1, y1, back1, weight1)
+        dx, _ = kernels.conv(
+            dz1,
+            packed[0, 1],
+            read=GRADIENT,
+            write=RESIDUAL,
+            source_y=y1,
+            source_coefficients=back1,
+            dz=dz2,
+            dout=dout,
+            dpool=dpool,
+            run=run,
+        )
+        return dx, drun, dweight1, dgamma1, dbeta1, dweight2, dgamma2, dbeta2, None, None, None

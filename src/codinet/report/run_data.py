@@ -1,0 +1,93 @@
+"""What a report needs of each run, read from its folder."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codinet.analysis import RunAnalysis
+from codinet.backbones import ARCHITECTURES
+from codinet.files import DamagedError
+from codinet.published import CODINET, STATIC, VANILLA
+from codinet.records import PathTable
+from codinet.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, with a name that is unique in the report and does not contain the path of the folder."""
+
+    name: str
+    slug: str  # the name for files and ids
+    folder: RunFolder
+    evaluation: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    paths: PathTable
+    analysis: RunAnalysis
+
+    @property
+    def routed(self) -> bool:
+        return self.folder.config.network.routed
+
+    @property
+    def method(self) -> str:
+        """The name of the method, as in the paper's tables."""
+        losses = self.folder.config.losses
+        if not self.routed:
+            return STATIC
+        kinds = {(False, False): VANILLA, (True, False): "vanilla + L_con", (False, True): "vanilla + L_div"}
+        return kinds.get((losses.alpha > 0, losses.beta > 0), CODINET)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The number of blocks in each group of the network."""
+        return ARCHITECTURES[self.folder.config.network.arch].counts
+
+    @property
+    def unit(self) -> int:
+        """How many operations the paper counts per multiply-add of this network."""
+        return ARCHITECTURES[self.folder.config.network.arch].paper_unit
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.folder.data.classes
+
+
+def read_run(folder: RunFolder, analysis: RunAnalysis, name: str, slug: str) -> Run:
+    """Read a finished run.
+
+    Args:
+        folder: The run's folder.
+        analysis: The run's analysis.
+        name: The run's name in the report.
+        slug: The run's name in files and ids, see `unique_slugs`.
+
+    Raises:
+        UserError: A file is missing, damaged, or does not match the others.
+    """
+    folder.require_finished()
+    evaluation, paths = folder.load_evaluation(), folder.load_paths()
+    if len(paths.label_T) != evaluation["n"]:
+        raise DamagedError(
+            f"{folder.path / 'paths.safetensors'} has {len(paths.label_T)} images, but the test set has "
+            f"{evaluation['n']}; run codinet eval {folder.path}."
+        )
+    return Run(name, slug, folder, evaluation, folder.metrics(), paths, analysis)
+
+
+def unique_slugs(names: Sequence[str]) -> list[str]:
+    """Different names for files and ids, made of lower-case letters, digits and dashes."""
+    slugs: list[str] = []
+    for name in names:
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"
+        candidates = [slug, *(f"{slug}-{number}" for number in range(2, len(names) + 2))]
+        slugs.append(next(text for text in candidates if text not in slugs))
+    return slugs
+
+
+def row_names(runs: Sequence[Run]) -> list[str]:
+    """Names of runs in a grid: their margins m_d if these all differ, otherwise their own names."""
+    margins = [run.folder.config.losses.m_d for run in runs if run.folder.config.losses.beta > 0]
+    if len(runs) > 1 and len(set(margins)) == len(runs):  # without the diversity loss, m_d has no effect
+        return [f"m_d = {margin:g}" for margin in margins]
+    return [run.name for run in runs]

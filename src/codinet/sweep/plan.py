@@ -1,0 +1,223 @@
+"""The plan of a sweep: from a grid of settings to a list of named runs.
+
+Configs that would train the same network become one run. Run names are built from the network, the method, the budget
+or gamma, and every other setting in which runs of the same method differ.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from codinet.config import RunConfig, resolve, unused_settings
+from codinet.errors import UserError, unknown
+from codinet.presets import as_static, as_vanilla
+from codinet.published import Published
+
+METHODS: dict[str, Callable[[RunConfig], RunConfig]] = {
+    "static": as_static,
+    "vanilla": as_vanilla,
+    "con": lambda config: replace(config, losses=replace(config.losses, beta=0.0)),
+    "div": lambda config: replace(config, losses=replace(config.losses, alpha=0.0)),
+    "codinet": lambda config: config,
+}
+"""The methods that the paper compares, each as a function from a CoDiNet config to a config of that method."""
+
+# Settings that appear in a name if runs of the same method differ in them, in this order.
+_NAME_PARTS = (
+    ("network", "router", "{}"),
+    ("network", "relaxation", "{}"),
+    ("losses", "alpha", "alpha{}"),
+    ("losses", "beta", "beta{}"),
+    ("losses", "m_c", "mc{}"),
+    ("losses", "m_d", "md{}"),
+)
+
+Row = tuple[RunConfig, Published | None]  # a config, and the paper's row that it reproduces
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Values to combine. An axis that is not given keeps the preset's value."""
+
+    arch: tuple[str, ...] = ()
+    """Networks; `codinet models` lists them."""
+    method: tuple[Literal["static", "vanilla", "con", "div", "codinet"], ...] = ()
+    """No routing; routing without extra losses; with the consistency loss, the diversity loss, or both."""
+    router: tuple[Literal["fc", "cnn", "rnn"], ...] = ()
+    """Routers."""
+    relaxation: tuple[Literal["gumbel", "straight-through"], ...] = ()
+    """Relaxations of stage 1."""
+    budget: tuple[float, ...] = ()
+    """Target costs, as shares of the static network's MACs."""
+    gamma: tuple[float, ...] = ()
+    """Fixed weights of the cost loss. These runs are added to those of --budget, not combined with them."""
+    alpha: tuple[float, ...] = ()
+    """Weights of the consistency loss."""
+    beta: tuple[float, ...] = ()
+    """Weights of the diversity loss."""
+    m_c: tuple[float, ...] = ()
+    """Margins of the consistency loss."""
+    m_d: tuple[float, ...] = ()
+    """Margins of the diversity loss."""
+    seed: tuple[int, ...] = ()
+    """Seeds. Runs that differ only in the seed become one row: mean ± standard deviation."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Values for every run. A value that is not given is the preset's."""
+
+    epochs: int | None = None
+    """Epochs of stage 1."""
+    finetune: int | None = None
+    """Epochs of stage 2 of routed runs."""
+    batch: int | None = None
+    """Images per step. Default: 512 on a GPU, 64 elsewhere."""
+    views: int | None = None
+    """Augmented views of each image in a step."""
+    image_size: int | None = None
+    """Side in pixels to which images of a folder are resized."""
+    holdout: int | None = None
+    """Training images to hold out and evaluate on instead of the test set, to choose recipes."""
+    watch: Literal["test", "train"] | None = None
+    """What each epoch is evaluated on if nothing is held out. With "train" the test set is used once, at the end."""
+
+    def apply(self, config: RunConfig) -> RunConfig:
+        """Return the config with the given values."""
+
+        def override(part: Any) -> Any:
+            return _replace_given(part, **{name: value for name, value in vars(self).items() if hasattr(part, name)})
+
+        return replace(config, data=override(config.data), schedule=override(config.schedule))
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run to train."""
+
+    name: str  # of its folder
+    group: str  # the name without the seed
+    config: RunConfig  # resolved
+    paper: Published | None = None  # the paper's row that this run reproduces
+    depends_on: str | None = None  # name of the planned run that it starts from and learns from
+
+    def training_config(self, out: Path = Path()) -> RunConfig:
+        """The config to train with in the sweep folder `out`. Without `out`, other runs are given by name only."""
+        if self.depends_on is None:
+            return self.config
+        source = str(out / self.depends_on)
+        return resolve(replace(self.config, extra=replace(self.config.extra, start=source, teacher=source)))
+
+
+def plan(base: RunConfig, grid: Grid | None = None, *, gpu: bool = False) -> list[PlannedRun]:
+    """Plan every combination of the grid's values.
+
+    Args:
+        base: The config that the values are put into.
+        grid: The values. By default the plan is `base` alone.
+        gpu: Whether to use the default batch size of a GPU.
+
+    Returns:
+        The runs in the order of the grid's axes; the seed changes fastest.
+    """
+    grid = grid or Grid()
+    costs: list[dict[str, float | None]] = [{"budget": share, "gamma": None} for share in grid.budget]
+    costs += [{"budget": None, "gamma": weight} for weight in grid.gamma]
+    axes: tuple[Sequence[Any], ...] = (
+        *(grid.arch, grid.method, grid.router, grid.relaxation, costs),
+        *(grid.alpha, grid.beta, grid.m_c, grid.m_d),
+    )
+    rows: list[Row] = []
+    for arch, method, router, relaxation, cost, alpha, beta, m_c, m_d in product(*(axis or (None,) for axis in axes)):
+        if method is not None and method not in METHODS:
+            raise unknown("method", method, METHODS)
+        config = replace(
+            base,
+            network=_replace_given(base.network, arch=arch, router=router, relaxation=relaxation),
+            losses=_replace_given(replace(base.losses, **(cost or {})), alpha=alpha, beta=beta, m_c=m_c, m_d=m_d),
+        )
+        rows.append((METHODS[method or "codinet"](config), None))
+    return plan_rows(rows, seeds=grid.seed, gpu=gpu)
+
+
+def _replace_given(part: Any, **values: Any) -> Any:
+    return replace(part, **{name: value for name, value in values.items() if value is not None})
+
+
+def plan_rows(rows: Iterable[Row], *, seeds: Sequence[int] = (), gpu: bool = False) -> list[PlannedRun]:
+    """Resolve and check configs, add the seeds, remove duplicates and name the rest."""
+    found: dict[RunConfig, Published | None] = {}
+    for row, paper in rows:
+        for seed in seeds or (row.seed,):
+            found.setdefault(canonical(resolve(replace(row, seed=seed), gpu=gpu)), paper)
+    if not found:
+        raise UserError("The plan contains no runs; give fewer restrictions.")
+    return _name_runs(found)
+
+
+def from_static(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Make every routed run depend on the static run of the same network, seed and recipe.
+
+    Static runs that are missing from the plan are added in front, because other runs wait for them.
+    """
+    for run in planned:
+        if run.config.extra.start or run.config.extra.teacher:
+            raise UserError(f"--from-static requires runs without a start or a teacher; {run.name} already has one.")
+    static = {run.name: canonical(as_static(run.config)) for run in planned if run.config.network.routed}
+    existing = {run.config for run in planned}
+    added = _name_runs({config: None for config in static.values() if config not in existing})
+    names = {run.config: run.name for run in (*added, *planned)}
+    chained = [replace(run, depends_on=names[static[run.name]]) if run.name in static else run for run in planned]
+    return [*added, *chained]
+
+
+def method_of(config: RunConfig) -> str:
+    """The key in `METHODS` of a config's method."""
+    if not config.network.routed:
+        return "static"
+    uses_losses = (config.losses.alpha > 0, config.losses.beta > 0)
+    return {(False, False): "vanilla", (True, False): "con", (False, True): "div"}.get(uses_losses, "codinet")
+
+
+def canonical(config: RunConfig) -> RunConfig:
+    """The config with unused values set to their defaults, so that equal trainings have equal configs."""
+    unused = unused_settings(config)
+
+    def reset(part: Any) -> Any:
+        return replace(part, **{entry.name: entry.default for entry in fields(part) if entry.name in unused})
+
+    # finetune_lr is kept: plans of earlier versions have it, and must stay equal.
+    schedule = replace(config.schedule, finetune=0) if "finetune" in unused else config.schedule
+    return replace(config, network=reset(config.network), losses=reset(config.losses), schedule=schedule)
+
+
+def _name_runs(configs: Mapping[RunConfig, Published | None]) -> list[PlannedRun]:
+    values: dict[tuple[str, str], set[Any]] = {}  # method and setting → the values that occur
+    for config in configs:
+        for part, setting, _ in _NAME_PARTS:
+            values.setdefault((method_of(config), setting), set()).add(getattr(getattr(config, part), setting))
+    runs = []
+    for config, paper in configs.items():
+        method = method_of(config)
+        words = [config.network.arch, method]
+        for setting in ("budget", "gamma"):
+            if (number := getattr(config.losses, setting)) is not None:
+                words.append(f"{setting}{_format_value(number)}")
+        words += [
+            form.format(_format_value(getattr(getattr(config, part), setting)))
+            for part, setting, form in _NAME_PARTS
+            if len(values[method, setting]) > 1
+        ]
+        group = "-".join(words)
+        runs.append(PlannedRun(f"{group}-seed{config.seed}", group, config, paper))
+    return runs
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    short = f"{value:g}"
+    # Different numbers must have different names.
+    return short if float(short) == value else repr(value)

@@ -1,0 +1,98 @@
+"""The folder of a sweep: the plan in `sweep.json`, and a run folder and a `.log` file for each run.
+
+Only one sweep at a time can use a folder, and a folder holds only one plan.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from codinet import files
+from codinet.config import first_difference, flat, from_dict, to_dict
+from codinet.errors import UserError, shown
+from codinet.sweep.plan import PlannedRun
+
+FORMAT = 1
+PLAN = "sweep.json"
+
+
+def lock_folder(out: Path) -> AbstractContextManager[None]:
+    """Create the folder and lock it against other sweeps."""
+    return files.lock_folder(out, f"Another sweep is running in {out}; wait for it or choose another --out.")
+
+
+def log_file(out: Path, run: PlannedRun) -> Path:
+    """The file with the output of a run's worker."""
+    return out / f"{run.name}.log"
+
+
+def is_finished(out: Path, run: PlannedRun) -> bool:
+    """Whether the run's folder holds the results of this run. Workers refuse the folder of a different run."""
+    from codinet.runs import open_run
+
+    try:
+        folder = open_run(out / run.name)
+    except UserError:
+        return False
+    config = folder.config
+    if run.depends_on is not None:
+        # The plan gives other runs by name, because the sweep folder may have been moved.
+        start, teacher = (path and Path(path).name for path in (config.extra.start, config.extra.teacher))
+        extra = replace(config.extra, start=start, start_sha256=None, teacher=teacher, teacher_sha256=None)
+        config = replace(config, extra=extra)
+    return folder.finished and config == run.training_config()
+
+
+def save_plan(out: Path, planned: Sequence[PlannedRun]) -> None:
+    """Write the plan to the folder, or check that the plan already there is the same."""
+    runs: list[dict[str, Any]] = [{"name": run.name, "config": to_dict(run.training_config())} for run in planned]
+    if (out / PLAN).exists():
+        _require_same_plan(out, {run["name"]: flat(run["config"]) for run in runs})
+        return
+    if any(entry.name != files.LOCK and not entry.match(f".{PLAN}.*.tmp") for entry in out.iterdir()):
+        raise UserError(f"{out} is not empty and holds no sweep; choose another --out.")
+    files.remove_leftovers(out)  # remove a half-written plan that a killed process may have left
+    files.write_json(out / PLAN, {"format": FORMAT, "runs": runs})
+
+
+def _require_same_plan(out: Path, now: dict[str, dict[str, Any]]) -> None:
+    try:
+        before = _read_plan(out)
+    except files.DamagedError as error:
+        why = str(error).rstrip(".")
+        raise files.DamagedError(f"{out / PLAN} is not a sweep's plan ({why}); choose another --out.") from error
+    difference = _difference(before, now)
+    if difference:
+        raise UserError(f"{out} holds another sweep ({difference}); repeat its flags or choose another --out.")
+
+
+def _read_plan(out: Path) -> dict[str, dict[str, Any]]:
+    """The flat config of each run in the folder's plan."""
+    content = files.read_json(out / PLAN)
+    if not isinstance(content, dict) or not isinstance(content.get("runs"), list):
+        raise files.DamagedError("it has no list of runs")
+    if content.get("format") != FORMAT:
+        raise files.DamagedError("it was written by another version of codinet")
+    found: dict[str, dict[str, Any]] = {}
+    for run in content["runs"]:
+        if not isinstance(run, dict) or not isinstance(run.get("name"), str):
+            raise files.DamagedError(f"{shown(run)} is not a run")
+        try:
+            # Converting to a config adds defaults for settings that older plans lack.
+            found[run["name"]] = flat(to_dict(from_dict(run.get("config"))))  # type: ignore[arg-type]
+        except UserError as error:
+            raise files.DamagedError(str(error)) from error
+    return found
+
+
+def _difference(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> str | None:
+    was_chained, is_chained = (any(config.get("start") for config in runs.values()) for runs in (before, now))
+    if was_chained != is_chained:
+        return f"it was started {'with' if was_chained else 'without'} --from-static"
+    for names, verb in ((before.keys() - now.keys(), "has"), (now.keys() - before.keys(), "lacks")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            return f"it {verb} {min(names)}{more}"
+    return next(filter(None, (first_difference(before[name], config) for name, config in now.items())), None)

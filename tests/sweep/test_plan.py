@@ -1,0 +1,146 @@
+from dataclasses import replace
+
+import pytest
+
+from codinet.config import ExtraConfig, RunConfig
+from codinet.errors import UserError
+from codinet.presets import best, demo, paper, quick
+from codinet.sweep import Grid, from_static, plan
+from codinet.sweep.plan import METHODS, Overrides, method_of, plan_rows
+
+
+def names(base: RunConfig, grid: Grid) -> list[str]:
+    return [run.name for run in plan(base, grid)]
+
+
+def test_runs_follow_the_order_of_the_axes() -> None:
+    grid = Grid(budget=(0.3, 0.5), m_d=(0.25, 0.5), seed=(0, 1))
+    assert names(paper("digits"), grid) == [
+        f"resnet32-codinet-budget{budget}-md{m_d}-seed{seed}"
+        for budget in (0.3, 0.5)
+        for m_d in (0.25, 0.5)
+        for seed in (0, 1)
+    ]
+    assert names(paper("digits"), grid) == names(paper("digits"), grid)
+
+
+def test_every_combination_is_a_run_with_a_unique_name() -> None:
+    grid = Grid(
+        arch=("resnet20", "resnet32"),
+        method=("codinet",),
+        router=("fc", "rnn"),
+        relaxation=("gumbel", "straight-through"),
+        budget=(0.4, 0.400001),
+        gamma=(0.01,),
+        alpha=(0.1, 0.2),
+        beta=(0.1, 0.2),
+        m_c=(0.1, 0.2),
+        m_d=(0.5, 1.0),
+        seed=(0, 1),
+    )
+    found = plan(quick("digits"), grid)
+    assert len(found) == len({run.name for run in found}) == 2 * 2 * 2 * 3 * 2 * 2 * 2 * 2 * 2
+    assert len({run.group for run in found}) == len(found) / 2
+    assert {run.config.seed for run in found} == {0, 1}
+
+
+def test_an_empty_grid_plans_the_recipe_itself() -> None:
+    (run,) = plan(demo("digits"))
+    assert run.name == "resnet20-codinet-budget0.6-seed0"
+    assert run.config.schedule.batch == 64
+    assert plan(demo("digits"), gpu=True)[0].config.schedule.batch == 512
+
+
+def test_equal_trainings_become_one_run() -> None:
+    grid = Grid(method=("static", "vanilla", "codinet"), budget=(0.3, 0.5), m_d=(0.5, 1.0))
+    assert names(paper("digits"), grid) == [
+        "resnet32-static-seed0",
+        "resnet32-vanilla-budget0.3-seed0",
+        "resnet32-vanilla-budget0.5-seed0",
+        *(f"resnet32-codinet-budget{budget}-md{m_d}-seed0" for budget in (0.3, 0.5) for m_d in ("0.5", "1")),
+    ]
+    assert names(paper("digits"), Grid(alpha=(0.0, 0.2), beta=(0.0, 0.2), seed=(0, 0))) == [
+        f"resnet32-{method}-budget0.6-seed0" for method in ("vanilla", "div", "con", "codinet")
+    ]
+
+
+def test_a_static_run_has_no_routing_settings() -> None:
+    (run,) = plan(quick("digits"), Grid(method=("static",), router=("rnn",), budget=(0.5,)))
+    assert (run.config.losses.budget, run.config.network.router, run.config.schedule.finetune) == (None, "fc", 0)
+
+
+def test_gammas_are_added_to_budgets_not_combined_with_them() -> None:
+    grid = Grid(budget=(0.3,), gamma=(0.01, 0.1))
+    found = plan(demo("digits"), grid)
+    assert [(run.config.losses.budget, run.config.losses.gamma) for run in found] == [
+        (0.3, None),
+        (None, 0.01),
+        (None, 0.1),
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_method_of_inverts_methods(method: str) -> None:
+    assert method_of(METHODS[method](paper("digits"))) == method
+
+
+@pytest.mark.parametrize(
+    ("grid", "word"),
+    [
+        (Grid(arch=("resnet33",)), "resnet32"),
+        (Grid(budget=(0.5, 1.5)), "--budget"),
+        (Grid(method=("vanila",)), "vanilla"),  # type: ignore[arg-type]
+    ],
+)
+def test_invalid_values_are_refused(grid: Grid, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        plan(paper("digits"), grid)
+
+
+def test_an_empty_plan_is_refused() -> None:
+    with pytest.raises(UserError, match="contains no runs"):
+        plan_rows([])
+    assert len(plan_rows([(replace(paper("digits"), seed=4), None)])) == 1
+
+
+def test_from_static_adds_each_missing_static_run_once() -> None:
+    planned = plan(best("digits"), Grid(arch=("resnet20", "resnet32"), budget=(0.5, 0.7), seed=(0, 1)))
+    chained = from_static(planned)
+    added = [f"{arch}-static-seed{seed}" for arch in ("resnet20", "resnet32") for seed in (0, 1)]
+    assert [run.name for run in chained] == added + [run.name for run in planned]
+    assert [run.config for run in chained[4:]] == [run.config for run in planned]
+    assert [run.depends_on for run in chained] == [None] * 4 + [*added[:2] * 2, *added[2:] * 2]
+    assert [run.config for run in chained[:4]] == [
+        run.config for run in plan(best("digits"), Grid(arch=("resnet20", "resnet32"), method=("static",), seed=(0, 1)))
+    ]
+    assert from_static(chained) == chained
+
+
+def test_from_static_uses_static_runs_of_the_plan() -> None:
+    planned = plan(paper("digits"), Grid(method=("static", "vanilla", "codinet"), router=("fc", "rnn"), seed=(3,)))
+    chained = from_static(planned)
+    assert [run.name for run in chained] == [run.name for run in planned]
+    assert [run.depends_on for run in chained] == [None, *["resnet32-static-seed3"] * 4]
+    alone = plan(paper("digits"), Grid(method=("static",)))
+    assert from_static(alone) == alone
+
+
+def test_a_dependency_becomes_start_and_teacher() -> None:
+    static, routed = from_static(plan(demo("digits")))
+    assert static.training_config() == static.config
+    extra = routed.training_config().extra
+    assert (extra.start, extra.teacher, extra.distill) == (static.name, static.name, 0.5)
+
+
+def test_from_static_refuses_runs_that_have_a_start() -> None:
+    base = replace(demo("digits"), extra=ExtraConfig(start="elsewhere"))
+    with pytest.raises(UserError, match="already has one"):
+        from_static(plan(base))
+
+
+def test_overrides_replace_only_given_values() -> None:
+    config = Overrides(epochs=3, image_size=16, holdout=5, watch="train").apply(best("digits"))
+    assert (config.data.image_size, config.data.holdout, config.data.watch) == (16, 5, "train")
+    assert (config.schedule.epochs, config.schedule.finetune) == (3, best("digits").schedule.finetune)
+    assert Overrides().apply(config) == config
+    assert Overrides(holdout=0, watch="test", image_size=16).apply(RunConfig("x")).data.holdout == 0
