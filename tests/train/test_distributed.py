@@ -300,6 +300,33 @@ def test_a_process_that_stalls_is_an_error_after_a_while(tmp_path: Path, life: L
     assert "Traceback" not in end["said"]
 
 
+EARLY_EXIT = """
+import os, sys, time
+import torch
+from codinet.train.distributed import joined
+rank = 0 if os.fork() else 1
+os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+with joined(torch.device("cpu"), wait_minutes=0.5) as world:
+    world.gather(rank)
+    if rank == 1:
+        time.sleep(0.5)  # rank 0 waits for the last barrier
+        os._exit(9)
+print("left")
+"""
+
+
+def test_a_process_that_dies_when_all_is_done_does_not_matter() -> None:
+    environment = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    command = [sys.executable, "-c", EARLY_EXIT]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
+
+
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e9"])
 def test_the_time_to_wait_is_checked(
     tmp_path: Path, train_words: Words, minutes: str, capsys: pytest.CaptureFixture[str]

@@ -281,8 +281,12 @@ def _join(device: torch.device, timeout: timedelta) -> World:
 
 def _leave(world: World) -> None:
     gc.collect()
-    # A process that leaves early breaks the connections of those that still communicate.
-    dist.barrier(group=world.host)
+    try:
+        # A process that leaves early breaks the connections of those that still communicate.
+        dist.barrier(group=world.host)
+    except RuntimeError as error:
+        if not _lost(error):  # a process that ended early does not matter any more: nothing is left to do
+            raise
     dist.destroy_process_group()
 
 
