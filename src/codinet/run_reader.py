@@ -18,7 +18,10 @@ from codinet.config import ModelConfig, NetworkConfig, RunConfig, to_dict
 from codinet.data import Dataset, Split, load
 from codinet.data.views import normalise
 from codinet.errors import UserError, shown
+from codinet.evaluate import paths_html
+from codinet.hub import RESULTS
 from codinet.model import CoDiNet
+from codinet.notebook import figure_rows, html_table
 from codinet.records import PathTable
 
 _DIGEST_BYTES = 2**28  # of images; the digest of a larger split covers a sample
@@ -101,6 +104,9 @@ class DataInfo:
             num_classes=len(self.classes),
             in_channels=self.image_shape[0],
             image_shape=self.image_shape,
+            classes=self.classes,
+            mean=self.mean,
+            std=self.std,
         )
 
 
@@ -191,6 +197,27 @@ class RunReader(ABC):
         if not self.finished:
             raise UserError(f"{self.path} is not finished; finish it with codinet train … --resume.")
 
+    def _repr_html_(self) -> str:
+        """Settings, results and a picture of the paths, for notebooks."""
+        network, budget = self.config.network, self.config.losses.budget
+        rows = [
+            ("network", f"{network.arch}, {f'{network.router} routers' if network.routed else 'no routers'}"),
+            ("data", f"{self.data.name}: {len(self.data.classes)} classes"),
+            ("images, C×H×W", "×".join(map(str, self.data.image_shape))),
+            *([("budget", f"{budget:g} of the static cost")] if network.routed and budget is not None else []),
+        ]
+        picture = ""
+        try:
+            if self.finished:
+                rows += figure_rows(self.load_evaluation())
+            else:
+                rows.append(("state", f"not finished: {len(self.metrics())} epochs"))
+            if self.finished and network.routed:
+                picture = paths_html(self.load_paths(), self.data.classes)
+        except UserError as error:  # a damaged file; a zoo network without paths
+            rows.append(("note", str(error)))
+        return html_table(str(self.path), rows) + picture
+
     def recipe(self) -> dict[str, Any]:
         """The config as JSON to publish; files and folders are reduced to their names."""
         return _without_folders(to_dict(self.config))
@@ -200,18 +227,49 @@ class RunReader(ABC):
         config = self.data.model_config(self.config.network)
         return trained_network(config, self.load_tensors(), str(self.weights_file)).to(device).eval()
 
-    def load_dataset(self, data_root: Path) -> Dataset:
+    def save_pretrained(self, save_directory: Path | str, **options: Any) -> str | None:
+        """Write the network in the format of the Hugging Face hub, with a model card that has the run's results.
+
+        Args:
+            save_directory: The folder to write; `CoDiNet.from_pretrained` loads it.
+            options: Those of `huggingface_hub.PyTorchModelHubMixin.save_pretrained`, such as `push_to_hub`.
+
+        Returns:
+            The address of the commit if the network was pushed to the hub.
+        """
+        self.require_finished()
+        return self.load_model().save_pretrained(save_directory, results=self._card_results(), **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the network to the Hugging Face hub, with a model card that has the run's results.
+
+        Args:
+            repo_id: The repository, such as "user/name".
+            options: Those of `huggingface_hub.PyTorchModelHubMixin.push_to_hub`.
+
+        Returns:
+            The address of the commit.
+        """
+        self.require_finished()
+        return self.load_model().push_to_hub(repo_id, results=self._card_results(), **options)
+
+    def _card_results(self) -> dict[str, Any]:
+        figures = self.load_evaluation()
+        results = {name: figures[name] for name in RESULTS if name in figures}
+        return {"data": Path(self.data.name).name, **results}
+
+    def load_dataset(self, data_root: Path | str) -> Dataset:
         """Load the data set named in the config, normalised with the statistics of the training.
 
         Its images may have changed since; `load_own_dataset` checks that. Other classes or another image shape are a
         `UserError`.
         """
-        dataset = load(self.config.source, data_root, image_size=self.config.data.image_size)
+        dataset = load(self.config.source, Path(data_root), image_size=self.config.data.image_size)
         if (dataset.image_shape, dataset.classes) != (self.data.image_shape, self.data.classes):
             raise self._other_data(dataset)
         return replace(dataset, mean=self.data.mean, std=self.data.std)
 
-    def load_own_dataset(self, data_root: Path) -> Dataset:
+    def load_own_dataset(self, data_root: Path | str) -> Dataset:
         """`load_dataset`, and `UserError` unless the images are those that the run was trained and tested on."""
         dataset = self.load_dataset(data_root)
         if self.aligned(dataset) is None:
@@ -221,7 +279,7 @@ class RunReader(ABC):
     def _other_data(self, dataset: Dataset) -> UserError:
         return UserError(f"{self.path} was trained on other data than {dataset.name} holds now; check --data-root.")
 
-    def test_images(self, data_root: Path, number: int) -> torch.Tensor:
+    def test_images(self, data_root: Path | str, number: int) -> torch.Tensor:
         """The first test images, normalised."""
         dataset = self.load_dataset(data_root)
         return normalise(dataset.test.images_NCHW[:number], torch.tensor(dataset.mean), torch.tensor(dataset.std))

@@ -66,6 +66,7 @@ ADDRESSES: dict[str, tuple[str, ...]] = {  # VALUE is replaced; each has its par
     "/api/images/7/route": OF_IMAGES,
     "/api/route": OF_IMAGES,
     "/api/map": ("kind",),
+    "/api/accuracy": ("threshold",),
     "/api/VALUE": (),
     "/VALUE": (),
 }

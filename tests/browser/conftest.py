@@ -6,12 +6,16 @@ they fail instead.
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from codinet.data import Dataset
+from codinet.runs import RunFolder
 from tools.screenshots import chromium, find_chromium
 
 
@@ -79,3 +83,20 @@ def visit(browser: Any) -> Iterator[Callable[..., Watched]]:
         context.close()
     assert [watched.errors for watched in visits if watched.errors] == []
     assert [watched.strangers for watched in visits if watched.strangers] == []
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A copy of the small run, because the explorer saves its map there."""
+    pytest.importorskip("fastapi", reason="the explorer needs the extra codinet[explore]")
+    return RunFolder.open(shutil.copytree(finished_run, tmp_path_factory.mktemp("explored") / "run"))
+
+
+@pytest.fixture(scope="module")
+def home(run: RunFolder, few: Dataset) -> Iterator[str]:
+    """The small run's explorer."""
+    from codinet.explorer.app import create_app
+    from codinet.explorer.serve import served
+
+    with served(create_app(run, few)) as url:
+        yield url

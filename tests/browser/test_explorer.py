@@ -2,37 +2,18 @@
 
 import base64
 import io
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.browser.actions import slide, until
 
-from codinet.data import Dataset
 from codinet.runs import RunFolder
 
 REFUSED = "Failed to load resource: the server responded with a status of 422"
-
-
-@pytest.fixture(scope="module")
-def run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A copy of the small run, because the explorer saves its map there."""
-    pytest.importorskip("fastapi", reason="the explorer needs the extra codinet[explore]")
-    return RunFolder.open(shutil.copytree(finished_run, tmp_path_factory.mktemp("explored") / "run"))
-
-
-@pytest.fixture(scope="module")
-def home(run: RunFolder, few: Dataset) -> Iterator[str]:
-    """The small run's explorer."""
-    from codinet.explorer.app import create_app
-    from codinet.explorer.serve import served
-
-    with served(create_app(run, few)) as url:
-        yield url
 
 
 def picture(kind: str, size: tuple[int, int] = (48, 32)) -> bytes:
@@ -61,25 +42,8 @@ def drop(page: Any, content: bytes, name: str) -> None:
     page.evaluate(DROP, [base64.b64encode(content).decode(), name])
 
 
-def until(page: Any, question: str, arg: Any = None) -> None:
-    """Polls from Python, because a page whose policy forbids `eval` cannot poll itself."""
-    for _ in range(200):
-        if page.evaluate(question, arg):
-            return
-        page.wait_for_timeout(50)
-    pytest.fail(f"never came true: {question}")
-
-
 def lit(page: Any, strip: str = "path") -> list[bool]:
     return page.locator(f"#{strip} li").evaluate_all("bars => bars.map((bar) => bar.classList.contains('ran'))")
-
-
-def slide(page: Any, value: float) -> None:
-    slider = page.locator("#threshold")
-    slider.evaluate(
-        "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', { bubbles: true })); }",
-        value,
-    )
 
 
 def test_page_opens_with_an_image_its_path_its_neighbours_and_its_map(visit: Callable[..., Any], home: str) -> None:
@@ -358,7 +322,9 @@ def test_result_is_announced(visit: Callable[..., Any], home: str) -> None:
     slide(page, 0)
     page.locator("#live", has_text="9 of 9 blocks run").wait_for(state="attached")
     assert page.locator("#live").get_attribute("aria-live") == "polite"
-    assert page.locator("#path li").first.get_attribute("aria-label").startswith("Block 1: runs, run probability 0.")
+    assert (
+        page.locator("#path li .tube").first.get_attribute("aria-label").startswith("Block 1: runs, run probability 0.")
+    )
 
 
 def test_map_shows_a_thumbnail_under_the_pointer_and_picks_on_click(visit: Callable[..., Any], home: str) -> None:
@@ -391,21 +357,21 @@ def test_map_shows_a_thumbnail_under_the_pointer_and_picks_on_click(visit: Calla
 
 
 def test_phone_has_no_sideways_scroll(visit: Callable[..., Any], home: str) -> None:
-    for scheme in ("light", "dark"):
-        page = visit(home, width=360, height=740, color_scheme=scheme, has_touch=True, is_mobile=True).page
-        page.locator("#shown").wait_for()
-        page.wait_for_timeout(200)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        slide(page, 0)
-        page.locator("#blocks", has_text="9 of 9").wait_for()
+    page = visit(home, width=360, height=740, has_touch=True, is_mobile=True).page
+    page.locator("#shown").wait_for()
+    page.wait_for_timeout(200)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    slide(page, 0)
+    page.locator("#blocks", has_text="9 of 9").wait_for()
 
 
 def test_light_and_dark_are_readable(visit: Callable[..., Any], home: str) -> None:
     """Text has a contrast of at least 4.5, as WCAG AA requires."""
     words, grounds = ["--ink", "--soft", "--accent", "--right", "--wrong", "--mark"], ["--card", "--paper"]
+    page = visit(home).page
+    page.locator("#shown").wait_for()
     for scheme in ("light", "dark"):
-        page = visit(home, color_scheme=scheme).page
-        page.locator("#shown").wait_for()
+        page.emulate_media(color_scheme=scheme)
         inks = page.evaluate(
             """(names) => names.map((name) => {
               const probe = document.createElement("i");

@@ -14,7 +14,7 @@ def page_of(tmp_path_factory: pytest.TempPathFactory, finished_run: Path) -> str
     pytest.importorskip("matplotlib", reason="figures need the extra codinet[plot]")
     command = pytest.importorskip("codinet.commands.report", reason="there is no report yet")
     run = shutil.copytree(finished_run, tmp_path_factory.mktemp("report") / "run")
-    command.run(command.Args(runs=(run,), device="cpu"))
+    command.run(command.Args(runs=(run,), time=False, device="cpu"))
     return (run / "report" / "index.html").as_uri()
 
 
@@ -50,6 +50,25 @@ def test_a_phone_scrolls_down_only(visit: Callable[..., Any], page_of: str, sche
     page = visit(page_of, width=360, height=740, color_scheme=scheme, is_mobile=True, has_touch=True).page
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.locator("figure[id^='fig-']").first.is_visible()
+    boxes = page.evaluate(
+        """() => [...document.querySelectorAll(".scroll")].map((box) => ({
+            wide: box.scrollWidth > box.clientWidth,
+            hint: box.querySelector(".more").offsetHeight > 10,
+            shadow: getComputedStyle(box).backgroundAttachment,
+        }))"""
+    )
+    assert {box["wide"] for box in boxes} == {True, False}
+    assert all(box["hint"] == box["wide"] for box in boxes)  # without JavaScript of the page
+    assert all("local" in box["shadow"] for box in boxes)
+
+
+def test_the_scroll_hint_disappears_at_the_end(visit: Callable[..., Any], page_of: str) -> None:
+    page = visit(page_of, width=390).page
+    box = page.locator(".scroll").filter(has=page.locator("table")).first
+    hint = box.locator(".more")
+    assert hint.is_visible()
+    box.evaluate("(box) => { box.scrollLeft = box.scrollWidth; }")
+    hint.wait_for(state="hidden")
 
 
 def test_dark_ground_has_light_ink(visit: Callable[..., Any], page_of: str) -> None:

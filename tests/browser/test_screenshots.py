@@ -19,8 +19,10 @@ def test_screenshots_of_explorer_and_report(
     (run / "report").mkdir()
     (run / "report" / "index.html").write_text("<!doctype html><title>report</title><h1>Report</h1>")
     assert screenshots.main([str(run), str(tmp_path / "out"), "--image", "5"]) == 0
-    names = [f"{part}-{kind}.png" for kind in ("light", "dark", "phone") for part in ("explorer", "report")]
-    assert capsys.readouterr().out.split() == [str(tmp_path / "out" / name) for name in names]
+    names = [
+        f"{part}-{kind}.png" for kind in ("light", "dark", "phone", "phone-dark") for part in ("explorer", "report")
+    ]
+    assert sorted(capsys.readouterr().out.split()) == sorted(str(tmp_path / "out" / name) for name in names)
 
     def size(name: str) -> Any:
         with Image.open(tmp_path / "out" / name) as picture:

@@ -19,11 +19,16 @@ from codinet.cost import block_costs
 from codinet.data import Dataset
 from codinet.data.dataset import LazyImages
 from codinet.data.npz import load_digits
+from codinet.evaluate import evaluate_test_set
+from codinet.explorer.accuracy import interpolate
 from codinet.explorer.answers import View, png, rounded
 from codinet.explorer.app import create_app
 from codinet.model import RoutedNetwork
 from codinet.predictor import Predictor
+from codinet.run_reader import CurvePoint
 from codinet.runs import RunFolder, open_run
+from codinet.zoo.zoo_run import open_zoo
+from tools.zoo_gallery import write_samples
 
 
 def pixels(url: str) -> np.ndarray:
@@ -228,6 +233,7 @@ def test_invalid_image_index(explorer: Any, index: int) -> None:
         ("/api/images", {"order": "best"}, "Invalid order: input should be 'random', "),
         ("/api/images", {"label": "10"}, "Invalid label: it must be from 0 to 9, got 10."),
         ("/api/map", {"kind": "umap"}, "Invalid kind: input should be 'pca' or 'tsne'."),
+        ("/api/accuracy", {"threshold": "-0.1"}, "Invalid threshold: input should be greater than or equal to 0."),
         ("/api/images/x.png", {}, "Invalid index: input should be a valid integer"),
     ],
 )
@@ -308,7 +314,9 @@ def test_without_the_data_set_uploads_are_routed_and_neighbours_named(
     run: RunFolder, photo: Callable[..., bytes]
 ) -> None:
     with TestClient(create_app(run, None), base_url="http://localhost") as client:
-        assert client.get("/api/run").json()["images"] == 0
+        about = client.get("/api/run").json()
+        assert (about["images"], about["samples"], about["accuracy"]) == (0, None, False)
+        assert client.get("/api/accuracy").status_code == 404
         for address in ("/api/images", "/api/images/0.png", "/api/images/0/route"):
             answer = client.get(address)
             assert answer.status_code == 404
@@ -337,6 +345,55 @@ def test_zoo_network_with_test_images_in_another_order(zoo: Path) -> None:
                 for image in shown:
                     said = client.get(f"/api/images/{image['index']}/route").json()["image"]
                     assert (said["top"][0]["label"], said["blocks_run"]) == (image["prediction"], image["blocks_run"])
+
+
+def test_zoo_network_without_the_data_set_has_sample_images(zoo: Path) -> None:
+    entry = open_zoo("digits-resnet20-06")
+    dataset = entry.aligned(load_digits())
+    assert dataset is not None
+    write_samples(entry, dataset, zoo)
+    with TestClient(create_app(entry, None), base_url="http://localhost") as client:
+        about = client.get("/api/run").json()
+        assert about["images"] == len(about["samples"]) == 30
+        assert about["accuracy"] is False  # thirty images are too few to measure on
+        shown = client.get("/api/images?order=hardest&limit=40").json()["images"]
+        assert [image["blocks_run"] for image in shown] == sorted((i["blocks_run"] for i in shown), reverse=True)
+        assert sorted([image["index"], image["label"]] for image in shown) == about["samples"]
+        for image in shown[:3]:
+            index = image["index"]
+            said = client.get(f"/api/images/{index}/route").json()
+            assert (said["truth"], said["image"]["blocks_run"]) == (image["label"], image["blocks_run"])
+            assert index not in [near["index"] for near in said["neighbours"]]
+            picture = np.asarray(Image.open(io.BytesIO(client.get(f"/api/images/{index}.png").content)))
+            assert (picture == dataset.test.images_NCHW[index, 0].numpy()).all()
+        missing = next(k for k in range(500) if k not in dict(about["samples"]))
+        answer = client.get(f"/api/images/{missing}.png")
+        assert (answer.status_code, "is not on this machine" in answer.json()["error"]) == (404, True)
+
+
+def test_accuracy_is_that_of_the_network_at_the_threshold(explorer: Any, run: RunFolder, few: Dataset) -> None:
+    model, device = run.load_model(), torch.device("cpu")
+    for threshold in (0.5, 0.9):
+        said = explorer.get(f"/api/accuracy?threshold={threshold}").json()
+        found = evaluate_test_set(model, few, device, threshold=threshold)
+        assert said == {
+            "threshold": threshold,
+            "accuracy": pytest.approx(found.accuracy),
+            "cost_share": pytest.approx(found.cost_share),
+            "n": 40,
+            "interpolated": False,
+        }
+
+
+def test_a_curve_is_interpolated_between_its_points() -> None:
+    curve = [CurvePoint(0.1, 80.0, 0.9, 500), CurvePoint(0.5, 90.0, 0.5, 500), CurvePoint(0.9, 70.0, 0.3, 500)]
+    for threshold, accuracy, cost, between in (
+        *((0.5, 90.0, 0.5, False), (0.2, 82.5, 0.8, True), (0.7, 80.0, 0.4, True)),
+        *((0.0, 80.0, 0.9, True), (1.0, 70.0, 0.3, True)),  # beyond its ends it is constant
+    ):
+        point, interpolated = interpolate(curve, threshold)
+        assert point == pytest.approx(CurvePoint(threshold, accuracy, cost, 500))
+        assert interpolated == between
 
 
 def test_without_paths_images_are_still_routed(own_run: Path, few: Dataset) -> None:

@@ -28,6 +28,11 @@ def test_missing_chromium(
     assert capsys.readouterr().err.startswith("codinet: Screenshots require Chromium")
 
 
+def test_missing_report(finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert screenshots.main([str(finished_run), str(tmp_path), "--report", str(tmp_path / "index.html")]) == 2
+    assert "--report must be an HTML file" in capsys.readouterr().err
+
+
 def test_missing_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert screenshots.main([str(tmp_path / "nothing"), str(tmp_path)]) == 2
     assert "no run folder" in capsys.readouterr().err

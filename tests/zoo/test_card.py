@@ -50,6 +50,9 @@ def test_every_field_is_required(change_card: Callable[..., Path], key: str) -> 
         ({"wall_s": -3.0}, "wall_s is invalid, got -3.0"),
         ({"sha256": "abc"}, "sha256 must be 64 hexadecimal digits, got 'abc'"),
         ({"bytes": 0}, "bytes is invalid, got 0"),
+        ({"curve": [[0.5, 90.0, 0.6]]}, "curve is invalid"),
+        ({"curve": [[0.5, 101.0, 0.6, 500]]}, "curve is invalid"),
+        ({"curve": [[0.5, 90.0, 0.6, 500], [0.5, 91.0, 0.6, 500]]}, "curve must have ascending thresholds"),
         ({"versions": {"torch": []}}, "versions is invalid"),
     ],
 )

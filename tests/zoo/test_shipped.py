@@ -10,6 +10,7 @@ from codinet.cost import block_costs
 from codinet.data import DATA_ROOT
 from codinet.data.catalogue import KNOWN
 from codinet.evaluate import evaluate_test_set, summarise
+from codinet.records import PathTable
 from codinet.zoo.card import BATCH
 from codinet.zoo.shelf import PACKAGED, cards
 from codinet.zoo.zoo_run import open_card
@@ -41,6 +42,23 @@ def test_the_cost_is_that_of_the_card(card) -> None:
 def test_the_paths_give_the_figures(card) -> None:
     paths = open_card(card, PACKAGED).load_paths()
     assert summarise(paths, card.table(), loss=card["loss"]).summary() == pytest.approx(card.figures())
+
+
+@pytest.mark.parametrize("card", SHIPPED)
+def test_sample_images_and_a_curve_come_along(card) -> None:
+    run = open_card(card, PACKAGED)
+    samples, curve = run.sample_images(), run.threshold_curve()
+    assert samples is not None
+    assert len(samples.split) == 30
+    paths = run.load_paths()
+    assert torch.equal(paths.label_T[samples.index_S], samples.split.labels_N)
+    assert len(samples.split.labels_N.unique()) == min(30, len(card["classes"]))
+    (middle,) = (point for point in curve if point.threshold == 0.5)
+    first = summarise(PathTable(*(column[: middle.n] for column in paths)), card.table(), loss=0)
+    assert middle.accuracy == pytest.approx(first.accuracy, abs=0.2)  # engines may decide close cases differently
+    assert middle.cost_share == pytest.approx(first.cost_share, abs=1e-3)
+    assert (curve[0].threshold, curve[-1].threshold) == (0, 1)
+    assert sum(file.stat().st_size for file in PACKAGED.glob("*.npz")) < 400_000
 
 
 @pytest.mark.parametrize("card", SHIPPED)

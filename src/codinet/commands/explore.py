@@ -64,5 +64,7 @@ def _dataset(folder: RunReader, root: Path) -> Dataset | None:
     try:
         return folder.load_dataset(root)
     except UserError as error:
-        note(f"without test images: {error}")
+        samples = folder.sample_images()
+        number = "without" if samples is None else f"with only {len(samples.split)}"
+        note(f"{number} test images: {error}")
         return None

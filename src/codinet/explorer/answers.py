@@ -6,6 +6,7 @@ Everything here depends on the run and the request only, keeps no state between 
 import base64
 import io
 import math
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,7 +16,7 @@ from PIL import Image
 
 from codinet.analysis.augment import CROP, HORIZONTAL, ROTATION, VERTICAL, augment, random_augmentations
 from codinet.analysis.measures import easiest_first
-from codinet.data import Dataset
+from codinet.data import Dataset, Split
 from codinet.data.dataset import LazyImages
 from codinet.errors import UserError
 from codinet.explorer.guard import Limits, RefusedError
@@ -84,13 +85,35 @@ def _data_url(image_CHW: torch.Tensor) -> str:
 
 
 class Gallery:
-    """The test images to choose from. Hard images run many blocks; among equals, the least confident are hardest."""
+    """The test images to choose from. Hard images run many blocks; among equals, the least confident are hardest.
 
-    def __init__(self, dataset: Dataset, paths: PathTable | None) -> None:
-        self.split, self.classes, self.paths = dataset.test, dataset.classes, paths
+    Args:
+        test: The images.
+        classes: The names of the classes.
+        paths: How the run's evaluation routed them, if it is known.
+        index_S: The index of each image in the whole test set, if these are only some of its images.
+    """
+
+    def __init__(
+        self, test: Split, classes: Sequence[str], paths: PathTable | None, index_S: torch.Tensor | None = None
+    ) -> None:
+        self.split, self.classes, self.paths = test, classes, paths
+        self.indices: Sequence[int] = range(len(test)) if index_S is None else index_S.tolist()
+        self.complete = index_S is None
 
     def __len__(self) -> int:
         return len(self.split)
+
+    def _position(self, index: int) -> int:
+        if index in self.indices:
+            return self.indices.index(index)
+        if self.complete:
+            raise RefusedError(404, f"The index of a test image must be from 0 to {len(self) - 1}, got {index}.")
+        raise RefusedError(404, f"Test image {index} is not on this machine; GET /api/images lists those that are.")
+
+    def label(self, index: int) -> int:
+        """The class of a test image."""
+        return int(self.split.labels_N[self._position(index)])
 
     @property
     def lazy(self) -> bool:
@@ -124,13 +147,15 @@ class Gallery:
         order_T = easiest_first(self.paths)
         return order_T if order == "easiest" else order_T.flip(0)
 
-    def _describe(self, index: int) -> dict[str, Any]:
-        return {"index": index, "label": int(self.split.labels_N[index]), **_routed(self.paths, index)}
+    def _describe(self, position: int) -> dict[str, Any]:
+        label = int(self.split.labels_N[position])
+        return {"index": self.indices[position], "label": label, **_routed(self.paths, position)}
 
     def image(self, index: int) -> torch.Tensor:
         """A test image as uint8 (C, H, W)."""
+        position = self._position(index)
         try:
-            return self.split.images_NCHW[index]
+            return self.split.images_NCHW[position]
         except UserError:  # its message contains the path of the file
             raise RefusedError(404, f"The file of test image {index} can no longer be read.") from None
 
@@ -146,6 +171,17 @@ def _routed(paths: PathTable | None, index: int) -> dict[str, Any]:
     return {"prediction": int(paths.prediction_T[index]), "blocks_run": int(paths.path_TN[index].sum())}
 
 
+def gallery_of(run: RunReader, dataset: Dataset | None, paths: PathTable | None) -> Gallery | None:
+    """The test images: those of the data set, else those that come with the run, else None."""
+    if dataset is not None:
+        return Gallery(dataset.test, dataset.classes, paths)
+    samples = run.sample_images()
+    if samples is None:
+        return None
+    rows = None if paths is None else PathTable(*(column[samples.index_S] for column in paths))
+    return Gallery(samples.split, run.data.classes, rows, samples.index_S)
+
+
 def matching(dataset: Dataset | None, run: RunReader) -> Dataset | None:
     """The data set, or None if its images are not the run's.
 
@@ -157,7 +193,13 @@ def matching(dataset: Dataset | None, run: RunReader) -> Dataset | None:
 
 
 def overview(
-    run: RunReader, predictor: Predictor, gallery: Gallery | None, maps: Maps | None, limits: Limits
+    run: RunReader,
+    predictor: Predictor,
+    gallery: Gallery | None,
+    maps: Maps | None,
+    limits: Limits,
+    *,
+    accuracy: bool,
 ) -> dict[str, Any]:
     """What the page shows of the run. It contains no paths of the server."""
     table = predictor.table
@@ -173,6 +215,11 @@ def overview(
         "static_macs": table.static_macs,
         "evaluation": _evaluation(run),
         "images": len(gallery) if gallery is not None else 0,
+        # Index and class of each image, if there are only some of the test images.
+        "samples": None
+        if gallery is None or gallery.complete
+        else list(zip(gallery.indices, gallery.split.labels_N.tolist(), strict=True)),
+        "accuracy": accuracy,
         "views": [{"name": view.value, "title": view.title, "random": view.random} for view in View],
         "maps": [] if maps is None else maps.kinds,
         "limits": {"bytes": limits.upload_bytes, "pixels": limits.upload_pixels},

@@ -5,6 +5,7 @@
     GET  /api/images                  test images to choose from;  /api/images/I.png  a thumbnail
     GET  /api/images/I/route          a test image, routed
     POST /api/route                   an uploaded image, routed
+    GET  /api/accuracy                accuracy and cost of the network at a threshold
     GET  /api/map                     a map of routing space
 
 Errors are `{"error": message}`. Uploads are kept in memory and only for the duration of their request.
@@ -22,7 +23,8 @@ from fastapi.responses import JSONResponse, Response
 
 from codinet.data import Dataset
 from codinet.errors import UserError
-from codinet.explorer.answers import Answers, Gallery, Order, View, matching, overview
+from codinet.explorer.accuracy import ThresholdAccuracy
+from codinet.explorer.answers import Answers, Gallery, Order, View, gallery_of, matching, overview
 from codinet.explorer.guard import Guard, Hosts, Limits, RefusedError, Uploads, Workers, add_error_handlers, decode
 from codinet.explorer.space import Kind, Maps, RoutingSpace
 from codinet.predictor import Predictor
@@ -76,25 +78,29 @@ def create_app(
     predictor = Predictor(run, device or torch.device("cpu"))
     dataset = matching(dataset, run)
     paths = _paths(run, dataset)
-    gallery = Gallery(dataset, paths) if dataset is not None else None
+    gallery = gallery_of(run, dataset, paths)
     space = RoutingSpace(paths) if paths is not None and predictor.model.routers is not None else None
     maps = Maps(space, run.path) if space is not None and not space.flat else None
     answers = Answers(predictor, space, maps)
+    accuracy = ThresholdAccuracy(predictor, gallery, run.threshold_curve())
     uploads, workers = Uploads(limits), Workers(limits.workers, limits.waiting, limits.answer_seconds)
     # Image files are decoded one at a time, because a large one needs a lot of memory.
     decoder = Workers(1, limits.waiting, limits.answer_seconds)
     reader = decoder if gallery is not None and gallery.lazy else workers
+    # One at a time, because it keeps all cores busy for a second or two.
+    measurer = Workers(1, limits.waiting, limits.answer_seconds)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        workers.close()
-        decoder.close()
+        for pool in (workers, decoder, measurer):
+            pool.close()
 
     def threads() -> list[threading.Thread]:
         """The threads that may be running a computation."""
         tsne = maps.tsne.thread if maps is not None else None
-        return [*workers.threads, *decoder.threads, *([] if tsne is None else [tsne])]
+        pools = (workers, decoder, measurer)
+        return [*(thread for pool in pools for thread in pool.threads), *([] if tsne is None else [tsne])]
 
     # FastAPI's documentation pages are off, because they load scripts from other servers.
     app = FastAPI(title="codinet explorer", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
@@ -108,14 +114,9 @@ def create_app(
             raise RefusedError(404, "The data set of this run is not on this machine; upload an image instead.")
         return gallery
 
-    def checked(index: int) -> int:
-        if not 0 <= index < len(images()):
-            raise RefusedError(404, f"The index of a test image must be from 0 to {len(images()) - 1}, got {index}.")
-        return index
-
     @app.get("/api/run")
     async def about() -> dict[str, Any]:
-        return overview(run, predictor, gallery, maps, limits)
+        return overview(run, predictor, gallery, maps, limits, accuracy=accuracy.known)
 
     @app.get("/api/images")
     async def pick(
@@ -128,15 +129,15 @@ def create_app(
 
     @app.get("/api/images/{index}.png")
     async def thumbnail(index: int) -> Response:
-        content = await reader.run(images().thumbnail, checked(index))
+        content = await reader.run(images().thumbnail, index)
         # The page adds the digest of the data set to the URL, so a cached thumbnail never belongs to another data set.
         return Response(content, media_type="image/png", headers={"Cache-Control": "private, max-age=86400"})
 
     @app.get("/api/images/{index}/route")
     async def route_test_image(index: int, query: Annotated[RouteQuery, Depends()]) -> dict[str, Any]:
-        image_CHW = await reader.run(images().image, checked(index))
+        image_CHW = await reader.run(images().image, index)
         answer = await workers.run(answers.route, image_CHW, index=index, **query.arguments)
-        return {**answer, "truth": int(images().split.labels_N[index])}
+        return {**answer, "truth": images().label(index)}
 
     @app.post("/api/route")
     async def route_upload(request: Request, query: Annotated[RouteQuery, Depends()]) -> dict[str, Any]:
@@ -144,6 +145,12 @@ def create_app(
             image_CHW = await decoder.run(decode, content, predictor.data.image_shape, limits)
             del content
         return await workers.run(answers.route, image_CHW, index=None, **query.arguments)
+
+    @app.get("/api/accuracy")
+    async def accuracy_at(threshold: Annotated[float, Query(ge=0, le=1)] = 0.5) -> dict[str, Any]:
+        if not accuracy.known:
+            raise RefusedError(404, "The accuracy at a threshold is unknown without the data set of this run.")
+        return await measurer.run(accuracy.at, threshold)
 
     @app.get("/api/map")
     async def map_points(kind: Kind = "pca") -> Response:

@@ -1,5 +1,6 @@
 // The explorer's page. It shows one image at a time and routes it again whenever an input changes.
 
+import { Accuracy } from "./accuracy.js";
 import { request, Latest, routeTestImage, routeUpload } from "./api.js";
 import { byId, debounce, percent, segment, show } from "./dom.js";
 import { RoutingMap } from "./map.js";
@@ -12,7 +13,7 @@ const PAUSE = 40; // milliseconds without slider movement before a request is se
 const state = { wanted: null, shown: null, threshold: 0.5, view: null, seed: 0 };
 const latest = new Latest();
 const announce = debounce(400, (message) => (byId("live").textContent = message));
-let run, result, picker, map;
+let run, result, picker, map, accuracy;
 
 function showError(message) {
   byId("problem").textContent = message ?? "";
@@ -76,6 +77,7 @@ function setThreshold(value) {
   state.threshold = value;
   byId("threshold").value = value;
   byId("threshold-value").textContent = value.toFixed(2);
+  accuracy.at(value);
   refreshSoon();
 }
 
@@ -105,16 +107,28 @@ function setUpViews() {
   });
 }
 
+/** Says which test images there are if the data set is missing. */
+function noteImages() {
+  const missing = "The data set of this run is not on this machine.";
+  const instead = run.samples
+    ? `These ${run.images} test images come with the network. You can also upload images.`
+    : "There are no test images to choose from. You can still upload images.";
+  byId("no-images").textContent = `${missing} ${instead}`;
+  show(byId("no-images"), Boolean(run.samples) || !run.images);
+}
+
 async function start() {
   run = await request("/api/run");
   describeRun();
   result = new Result(run, choose);
+  accuracy = new Accuracy(run);
   setUpViews();
   byId("threshold").addEventListener("input", (event) => setThreshold(Number(event.target.value)));
   byId("reset").addEventListener("click", () => setThreshold(0.5));
   acceptFiles(upload);
   if (run.maps.length) map = new RoutingMap(run, choose);
-  show(byId("no-images"), !run.images);
+  noteImages();
+  if (run.routed) accuracy.at(state.threshold);
   if (!run.images) return;
   picker = new Picker(run, choose, showError);
   const images = await picker.fill();

@@ -4,7 +4,7 @@ import { request } from "./api.js";
 import { blocksColour, classColour } from "./colours.js";
 import { byId, segment, show } from "./dom.js";
 import { blocksLegend, classLegend } from "./legend.js";
-import { describe, pictureOf } from "./thumbs.js";
+import { describe, hasPicture, misclassified, pictureOf } from "./thumbs.js";
 import { pointAhead, pointAt } from "./points.js";
 
 const TITLES = { pca: "PCA", tsne: "t-SNE" };
@@ -25,6 +25,7 @@ export class RoutingMap {
     this.choose = choose;
     this.canvas = byId("canvas");
     show(byId("map-card"), true);
+    show(byId("map-samples"), Boolean(run.samples));
     byId("kinds").append(...run.maps.map((kind, i) => segment("kind", kind, TITLES[kind], i === 0)));
     byId("kinds").addEventListener("change", (event) => this.load(event.target.value));
     byId("colours").addEventListener("change", (event) => {
@@ -108,8 +109,9 @@ export class RoutingMap {
     const near = new Set((this.#answer?.neighbours ?? []).map(({ index }) => index));
     for (const point of this.#points) {
       pen.globalAlpha = this.#highlight === null || point.label === this.#highlight ? 0.8 : 0.08;
-      pen.fillStyle = this.#paint(point);
-      this.#dot(pen, point, radius).fill();
+      const size = this.run.samples && hasPicture(this.run, point.index) ? radius + 2 : radius;
+      if (misclassified(point)) this.#cross(pen, point, size + 0.6);
+      else this.#filled(pen, point, size);
     }
     pen.globalAlpha = 1;
     pen.lineWidth = 1.5;
@@ -122,6 +124,23 @@ export class RoutingMap {
       pen.strokeStyle = style.getPropertyValue("--accent");
       this.#dot(pen, this.#focus, radius + 4).stroke();
     }
+  }
+
+  #filled(pen, point, radius) {
+    pen.fillStyle = this.#paint(point);
+    this.#dot(pen, point, radius).fill();
+  }
+
+  #cross(pen, point, radius) {
+    const [x, y] = this.#screen(point);
+    pen.lineWidth = radius / 1.6;
+    pen.strokeStyle = this.#paint(point);
+    pen.beginPath();
+    pen.moveTo(x - radius, y - radius);
+    pen.lineTo(x + radius, y + radius);
+    pen.moveTo(x - radius, y + radius);
+    pen.lineTo(x + radius, y - radius);
+    pen.stroke();
   }
 
   #dot(pen, point, radius) {
@@ -155,8 +174,9 @@ export class RoutingMap {
     const tip = byId("tip");
     show(tip, Boolean(point));
     if (!point) return;
-    show(byId("tip-picture"), Boolean(this.run.images));
-    if (this.run.images) byId("tip-picture").src = pictureOf(this.run, point.index);
+    const seen = hasPicture(this.run, point.index);
+    show(byId("tip-picture"), seen);
+    if (seen) byId("tip-picture").src = pictureOf(this.run, point.index);
     byId("tip-text").textContent = describe(this.run, point);
     const [x, y] = this.#screen(point);
     const right = x > this.canvas.clientWidth / 2;
@@ -166,7 +186,7 @@ export class RoutingMap {
   }
 
   #pick(point) {
-    if (point && this.run.images) this.choose(point.index);
+    if (point && hasPicture(this.run, point.index)) this.choose(point.index);
   }
 
   #key(event) {

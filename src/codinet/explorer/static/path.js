@@ -17,9 +17,10 @@ export class PathStrip {
       const list = el("ol", { "aria-label": `Group ${index + 1}` });
       for (let i = 0; i < count; i += 1, block += 1) {
         const fill = el("span", { className: "fill" });
-        const number = el("span", { className: "number" }, String(block + 1));
-        const bar = el("li", { role: "img" }, el("span", { className: "tube" }, fill), number);
-        this.#bars.push({ bar, fill, name: `Block ${block + 1}` });
+        const tube = el("span", { className: "tube", role: "img" }, fill);
+        const number = el("span", { className: "number", "aria-hidden": "true" }, String(block + 1));
+        const bar = el("li", {}, tube, number);
+        this.#bars.push({ bar, tube, fill, name: `Block ${block + 1}` });
         list.append(bar);
       }
       const group = el("div", { className: "group" }, el("h3", {}, `Group ${index + 1}`), list);
@@ -32,7 +33,7 @@ export class PathStrip {
   show(answer, threshold, differs = []) {
     this.root.style.setProperty("--threshold", threshold);
     this.root.classList.toggle("unrouted", answer.run_probability === null);
-    this.#bars.forEach(({ bar, fill, name }, k) => {
+    this.#bars.forEach(({ bar, tube, fill, name }, k) => {
       const ran = answer.path[k] === 1;
       const marked = differs.includes(k);
       const probability = answer.run_probability?.[k];
@@ -43,7 +44,7 @@ export class PathStrip {
       if (probability !== undefined) parts.push(`run probability ${probability.toFixed(3)}`);
       if (marked) parts.push("differs from the image's path");
       bar.title = parts.join(", ");
-      bar.setAttribute("aria-label", bar.title);
+      tube.setAttribute("aria-label", bar.title);
     });
   }
 }

@@ -2,7 +2,7 @@
 
 import { request } from "./api.js";
 import { byId, el, roving, show } from "./dom.js";
-import { thumb } from "./thumbs.js";
+import { misclassified, thumb } from "./thumbs.js";
 
 const SHOWN = 30;
 
@@ -48,7 +48,10 @@ export class Picker {
     this.choose = choose;
     this.showError = showError;
     show(byId("picker"), true);
-    byId("class").append(...run.classes.map((name, label) => el("option", { value: label }, name)));
+    const labels = run.samples ? new Set(run.samples.map(([, label]) => label)) : null;
+    const options = run.classes.map((name, label) => el("option", { value: label }, name));
+    byId("class").append(...options.filter((_, label) => !labels || labels.has(label)));
+    show(byId("by-number"), !run.samples); // numbers refer to all test images
     byId("number").max = run.images - 1;
     byId("number").placeholder = `0–${run.images - 1}`;
     byId("orders").addEventListener("change", () => this.fill());
@@ -74,6 +77,7 @@ export class Picker {
       if (mine !== this.#requests) return [];
       byId("gallery").replaceChildren(...images.map((image) => thumb(this.run, image, this.choose)));
       roving(byId("gallery"));
+      show(byId("gallery-help"), images.some(misclassified));
       this.mark(this.#current);
       return images;
     } catch (error) {

@@ -2,7 +2,7 @@
 
 import { byId, formatMacs, el, percent, roving, show } from "./dom.js";
 import { PathStrip } from "./path.js";
-import { thumb } from "./thumbs.js";
+import { misclassified, thumb } from "./thumbs.js";
 
 export class Result {
   constructor(run, choose) {
@@ -91,6 +91,7 @@ export class Result {
     const inside = list.contains(document.activeElement);
     list.replaceChildren(...neighbours.map((near) => thumb(this.run, near, this.choose, near.distance.toFixed(2))));
     roving(list);
+    show(byId("near-help"), neighbours.some(misclassified));
     if (inside) list.querySelector("button")?.focus();
   }
 }
