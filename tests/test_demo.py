@@ -1,21 +1,36 @@
 """What the README's first command does, on few images for few epochs."""
 
+import html
 import io
 import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from codinet import demo
+from codinet.evaluate import Evaluation
 from codinet.presets import demo as preset
 from codinet.runs import RunFolder
 
 KINDS = ["static", "vanilla", "codinet"]
 
 
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report's figures are drawn, but not rendered, which takes most of the time."""
+
+    def save(_figure: object, folder: Path, name: str, _alt: str) -> str:
+        (folder / f"{name}.png").write_text("")
+        return '<svg viewBox="0 0 1 1"></svg>'
+
+    monkeypatch.setattr("codinet.report.build_report.save_figure", save)
+
+
+@pytest.mark.usefixtures("unrendered")
 def test_it_leaves_what_it_promises_and_shows_it_again(
     tmp_path: Path, digits_npz: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -41,6 +56,8 @@ def test_it_leaves_what_it_promises_and_shows_it_again(
         image.load()
         assert len(image.convert("RGB").getcolors(maxcolors=2**24) or []) > 2
     assert all(name in page.read_text() for name in KINDS)
+    (remark,) = (line for line in said.splitlines() if line.startswith("The accuracies are static "))
+    assert html.escape(remark) in page.read_text()
     assert list((out / "report" / "figures").glob("*.png"))
 
     made = {file: file.stat().st_mtime_ns for name in KINDS for file in (out / name).rglob("*.safetensors")}
@@ -48,6 +65,21 @@ def test_it_leaves_what_it_promises_and_shows_it_again(
     assert demo.compare(out, config) == 0
     assert {file: file.stat().st_mtime_ns for file in made} == made
     assert picture.read_bytes() == drawn
+
+
+def test_the_remark_follows_the_results() -> None:
+    def found(accuracy: float, paths: int) -> Evaluation:
+        few = SimpleNamespace(label_T=range(500))
+        return SimpleNamespace(accuracy=accuracy, distinct_paths=paths, paths=few)  # type: ignore[return-value]
+
+    static = found(99.2, 1)
+    said = demo.explain({"static": static, "vanilla": found(99.2, 4), "codinet": found(99.0, 28)})
+    assert "static 99.2 %, vanilla 99.2 %, codinet 99.0 %, and one test image is 0.2 %: these digits are too" in said
+    assert "28 instead of 4" in said
+    assert said.count(". ") == 1
+    said = demo.explain({"static": static, "vanilla": found(97.0, 4), "codinet": found(99.0, 4)})
+    assert "too easy" not in said
+    assert "instead of" not in said
 
 
 def test_as_a_command_it_tells_what_it_cannot_do_in_one_sentence(

@@ -43,6 +43,11 @@ def test_the_report_is_written_into_the_run_folder(reported: tuple[Path, str, st
     assert {"accuracy-cost.svg", "accuracy-cost.png"} <= set(result["figures"])
     assert "run: augmented images" in err  # the analysis that was missing
     assert (run / "analysis.json").exists()
+    [time] = result["times"]
+    assert time == json.loads((run / "inference_time.json").read_text())["time"]
+    assert f"measured on {time['device']}, 1 thread, on {time['measured'][:10]}" in (
+        run / "report" / "index.html"
+    ).read_text().replace("&#x27;", "'")
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -50,7 +55,9 @@ def test_a_saved_analysis_is_used(
     reported: tuple[Path, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _, _ = reported
+    before = (run / "inference_time.json").stat().st_mtime_ns
     assert main(["report", str(run), "--out", str(tmp_path / "deep" / "er"), "--device", "cpu"]) == 0
+    assert (run / "inference_time.json").stat().st_mtime_ns == before
     output = capsys.readouterr()
     assert "augmented images" not in output.err
     assert "index.html" in output.out
@@ -81,8 +88,11 @@ def test_features_come_from_a_static_run_in_the_same_report(
 ) -> None:
     assert main(train_words(tmp_path / "plain", "--no-routed")) == 0
     capsys.readouterr()
-    assert main(["report", str(own_run), str(tmp_path / "plain"), "--no-tsne", "--device", "cpu"]) == 0
+    words = ["report", str(own_run), str(tmp_path / "plain"), "--no-tsne", "--no-time", "--device", "cpu"]
+    assert main(words) == 0
     page = (own_run / "report" / "index.html").read_text()
+    assert "ms per image" not in page
+    assert not (own_run / "inference_time.json").exists()
     assert "the last layer of the static run plain" in page
 
 
@@ -94,7 +104,7 @@ def test_a_report_of_a_network_with_one_path(own_run: Path, capsys: pytest.Captu
     evaluation = json.loads(capsys.readouterr().out)
     assert evaluation["distinct_paths"] == 1
     files.write_json(own_run / "evaluation.json", evaluation)
-    assert main(["report", str(own_run), "--device", "cpu"]) == 0
+    assert main(["report", str(own_run), "--no-time", "--device", "cpu"]) == 0
     figures = json.loads((own_run / "analysis.json").read_text())["figures"]
     assert figures["consistency"]["same_path"] == 1
     assert figures["correlation"]["pcc_relaxed"] is figures["correlation"]["pcc_hard"] is None
@@ -115,7 +125,8 @@ def test_a_read_only_run_can_be_reported_with_out(
     own_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (own_run / "analysis.safetensors").mkdir()  # which no file can replace
-    assert main(["report", str(own_run), "--no-tsne", "--out", str(tmp_path / "report"), "--device", "cpu"]) == 0
+    words = ["report", str(own_run), "--no-tsne", "--no-time", "--out", str(tmp_path / "report"), "--device", "cpu"]
+    assert main(words) == 0
     assert "The analysis is not saved: " in capsys.readouterr().err
     assert (tmp_path / "report" / "index.html").exists()
 

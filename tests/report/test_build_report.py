@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from codinet.report.build_report import write_report
+from codinet.report.drawing import colour
 from codinet.report.run_data import Run
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -97,7 +98,8 @@ def test_the_page_has_no_scripts_and_no_external_files(read: Reader, page: Path)
 
 def test_names_are_escaped_and_local_paths_hidden(read: Reader, page: Path, runs: list[Run]) -> None:
     assert "near <1>" in "".join(read.words)
-    assert "your static networks" in "".join(read.words)
+    assert "Open symbols are static" not in "".join(read.words)
+    assert "open symbols are static" in "".join(read.words)
     assert "<1>" not in page.read_text()
     assert str(runs[0].folder.path.parent) not in page.read_text()
 
@@ -114,6 +116,17 @@ def test_the_page_is_responsive_and_accessible(read: Reader, page: Path) -> None
     assert read.all("html")[0]["lang"] == "en"
 
 
+def test_a_run_has_the_same_colour_in_every_figure(page: Path, runs: list[Run]) -> None:
+    def drawn(name: str) -> str:
+        return (page.parent / "figures" / f"{name}.svg").read_text()
+
+    every = [colour(index) for index in range(len(runs))]
+    for name in ("accuracy-cost", "training", "kl"):
+        assert all(shade in drawn(name) for shade in every), name
+    for name in ("blocks-run", "path-numbers", "same-path"):  # of the routed runs
+        assert [shade in drawn(name) for shade in every] == [run.routed for run in runs], name
+
+
 def test_rows_of_the_grid_are_named_by_m_d(page: Path) -> None:
     grid = (page.parent / "figures" / "space-grid.svg").read_text()
     assert "m_d = 0.25" in grid
@@ -121,7 +134,11 @@ def test_rows_of_the_grid_are_named_by_m_d(page: Path) -> None:
 
 
 def test_a_report_of_a_static_run_is_reproducible(runs: list[Run], tmp_path: Path) -> None:
-    text = write_report(runs[2:], tmp_path / "one").page.read_text()
-    assert write_report(runs[2:], tmp_path / "two").page.read_text() == text
+    text = write_report(runs[2:], tmp_path / "one", remark="Note <this>.").page.read_text()
+    assert write_report(runs[2:], tmp_path / "two", remark="Note <this>.").page.read_text() == text
     read = Reader(text)
     assert {figure["id"] for figure in read.all("figure")} == {"fig-accuracy-cost", "fig-training", "fig-kl"}
+    assert "Note <this>." in read.words
+    assert "Dotted" not in text  # a static run has no stage 2
+    boxes = [tag for tag in read.all("div") if tag.get("class") == "scroll"]
+    assert len(boxes) == len([tag for tag in read.all("p") if tag.get("class") == "more"]) > 3

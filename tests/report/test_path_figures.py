@@ -7,7 +7,7 @@ from matplotlib.patches import Rectangle
 from tests.report.figure_text import text_of
 
 from codinet.records import PathTable
-from codinet.report.drawing import Figure, to_png, to_svg
+from codinet.report.drawing import INK, Figure, to_png, to_svg
 from codinet.report.path_figures import (
     draw_blocks_run,
     draw_kl_histogram,
@@ -51,6 +51,12 @@ def test_run_rates_of_any_size(classes: int, blocks: int, groups: tuple[int, ...
 def test_blocks_run_counts_images() -> None:
     figure = draw_blocks_run({"one": table(), "two": table(20), "three": table(1)})
     assert sum(heights(figure)) == 40
+    dots = [axes for axes in figure.axes if "dots" in axes.get_ylabel()]
+    assert len(dots) == 3
+    for axes in dots:  # a dot at 100 % is not cut, and has the colour of no run
+        assert axes.get_ylim()[1] > 100.5
+        assert max(axes.get_yticks()) <= 100
+        assert axes.lines[0].get_color() == INK
     assert len([axes for axes in figure.axes if axes.get_visible() and axes.get_title()]) == 3
 
 

@@ -1,6 +1,7 @@
 import dataclasses
 
 from codinet.report import report_tables
+from codinet.report.inference_time import InferenceTime
 from codinet.report.run_data import Run
 
 
@@ -19,8 +20,38 @@ def test_results_table_includes_the_papers_rows(runs: list[Run]) -> None:
     assert names == [name for run in ("near <1>", "far", "static") for name in (run, "the paper", "the paper")]
     assert table.rows[1][2:5] == ["94.47", "145", "0.29"]
     assert table.rows[2][7] == "276"
+    assert table.headings[4] == "G, paper's unit"
+    assert "paper" in table.caption
     own = runs[0].evaluation
     assert table.rows[0][2:5] == [f"{own['accuracy']:.2f}", f"{own['macs'] / 1e6:.2f}", f"{own['paper_gmaccs']:.4g}"]
+
+
+def test_the_papers_unit_is_only_for_the_papers_data(runs: list[Run]) -> None:
+    table = report_tables.results_table(runs)
+    assert not any("paper" in text for text in (table.caption, *table.headings))
+    mixed = report_tables.results_table([runs[0], as_cifar(runs[2])])
+    assert mixed.rows[0][4] == report_tables.NONE
+    assert mixed.rows[1][4] != report_tables.NONE
+
+
+def test_times_are_beside_macs_with_date_and_device(runs: list[Run]) -> None:
+    place = {"device": "a CPU", "threads": 1, "images": 32, "measured": "2026-01-02 03:04 UTC"}
+    routed = InferenceTime(run_ms=2.0, static_ms=3.0, engine="branch", static_engine="static", **place)  # type: ignore[arg-type]
+    static = dataclasses.replace(routed, run_ms=3.0, engine="static")
+    timed = [dataclasses.replace(runs[0], time=routed), runs[1], dataclasses.replace(runs[2], time=static)]
+    table = report_tables.results_table(timed)
+    first = table.headings.index("ms per image, measured")
+    assert [row[first : first + 3] for row in table.rows] == [
+        ["2", "3", "1.50 ×"],
+        [report_tables.NONE] * 3,
+        ["3", "3", report_tables.NONE],
+    ]
+    assert all(len(row) == len(table.headings) for row in table.rows)
+    text = report_tables.times_text(timed)
+    assert "measured on a CPU, 1 thread, on 2026-01-02 (engines: branch against static)." in text
+    elsewhere = [*timed, dataclasses.replace(runs[1], time=dataclasses.replace(routed, device="a GPU", threads=None))]
+    assert "near <1>, static on a CPU, 1 thread, on 2026-01-02; far on a GPU, on" in report_tables.times_text(elsewhere)
+    assert report_tables.times_text(runs) == ""
 
 
 def test_paths_table_includes_the_papers_rows_for_cifar10(runs: list[Run]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ class Args:
     """Folder to write index.html and figures/ into. Default: report/ in the first run's folder."""
     tsne: bool = True
     """Also compute t-SNE maps of runs that have no analysis yet."""
+    time: bool = True
+    """Also measure the time per image next to the static network: two seconds per run, once per machine."""
     data_root: Path = DATA_ROOT
     """Folder that holds the data sets, for runs that have no analysis yet."""
     device: str | None = None
@@ -33,14 +35,20 @@ class Args:
     """Print one JSON document."""
 
 
-def run(args: Args) -> None:
-    """Analyse the runs that have no analysis yet, then write the page."""
+def run(args: Args, *, remark: str = "") -> None:
+    """Analyse the runs that have no analysis yet, measure their time, then write the page.
+
+    Args:
+        args: The flags.
+        remark: A paragraph for the top of the page.
+    """
     if not args.runs:
         raise UserError("report needs at least one run folder.")
     # Imported here because torch is slow to import and matplotlib is optional.
     from codinet.analysis import Request, analyse_run
     from codinet.environment import pick_device
     from codinet.report.build_report import write_report
+    from codinet.report.inference_time import inference_time
     from codinet.report.run_data import read_run, unique_slugs
     from codinet.runs import open_folder
 
@@ -54,11 +62,19 @@ def run(args: Args) -> None:
         for name, slug, folder in zip(names, unique_slugs(names), folders, strict=True):
             request = Request(args.data_root, device, static=_static_run_for(folder, folders), tsne=args.tsne)
             analysis = analyse_run(folder, request, progress=progress(name), any_options=True, note=bar_note)
-            runs.append(read_run(folder, analysis, name, slug))
-        report = write_report(runs, out, progress=progress(f"{len(runs)} runs" if len(runs) > 1 else names[0]))
+            found = read_run(folder, analysis, name, slug)
+            if args.time:
+                advance = progress(name)("time per image", None)
+                measured = inference_time(folder, found.paths, analysis.made_from["network"], device, note=bar_note)
+                found = replace(found, time=measured)
+                advance(1)
+            runs.append(found)
+        title = f"{len(runs)} runs" if len(runs) > 1 else names[0]
+        report = write_report(runs, out, remark=remark, progress=progress(title))
     if args.json:
         written = {"report": str(report.page), "figures": report.figures}
-        print_json({**written, "runs": [str(path) for path in args.runs]})
+        times = [asdict(run.time) if run.time else None for run in runs]
+        print_json({**written, "runs": [str(path) for path in args.runs], "times": times})
     else:
         print(f"Report: {report.page}")
 

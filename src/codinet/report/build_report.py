@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,6 @@ import codinet
 from codinet import files
 from codinet.analysis.features import Progress, no_progress
 from codinet.errors import UserError
-from codinet.published import matching
 from codinet.report import image_figures, path_figures, report_tables, result_figures, space_figures
 from codinet.report.drawing import save_figure
 from codinet.report.page import ReportFigure, Section, Table, render
@@ -24,7 +24,7 @@ class Report(NamedTuple):
     figures: list[str]  # names of the files in figures/
 
 
-def write_report(runs: Sequence[Run], out: Path, *, progress: Progress = no_progress) -> Report:
+def write_report(runs: Sequence[Run], out: Path, *, remark: str = "", progress: Progress = no_progress) -> Report:
     """Write index.html and figures/ into a folder.
 
     The page is written after its figures, so it never lacks one. Figures of an earlier report in this folder that the
@@ -33,6 +33,7 @@ def write_report(runs: Sequence[Run], out: Path, *, progress: Progress = no_prog
     Args:
         runs: The runs to show side by side.
         out: The folder, which is created if necessary.
+        remark: A paragraph for the top of the page.
         progress: Called at the start, with the number of sections.
 
     Raises:
@@ -43,6 +44,7 @@ def write_report(runs: Sequence[Run], out: Path, *, progress: Progress = no_prog
         figures.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot create the folder {out}: {error.strerror}; choose another --out.") from error
+    runs = [replace(run, position=position) for position, run in enumerate(runs)]
     builders = _sections(runs)
     advance = progress("report", len(builders))
     sections, svgs = [], {}
@@ -56,7 +58,7 @@ def write_report(runs: Sequence[Run], out: Path, *, progress: Progress = no_prog
     page = out / "index.html"
     earlier = _figures_of(page)
     footer = f"Made by codinet {codinet.__version__} from run folders. All figures are in figures/ as SVG and PNG."
-    files.write(page, render(_title(runs), _lead(runs), sections, svgs, footer).encode())
+    files.write(page, render(_title(runs), [_lead(runs), *filter(None, [remark])], sections, svgs, footer).encode())
     for file in _files(earlier - svgs.keys()):
         with suppress(OSError):
             (figures / file).unlink()
@@ -108,11 +110,13 @@ def _sections(runs: Sequence[Run]) -> list[Callable[[], Section]]:
 
 def _results(runs: Sequence[Run]) -> Section:
     text = (
-        "Accuracy, cost and paths on the test set. MACs count one per multiply-add of convolutions and matrix "
-        "products. In the paper, GMACCs on CIFAR and SVHN count two per multiply-add, those on ImageNet one."
+        "Accuracy, cost and paths on the test set. MACs count one per multiply-add of convolutions and matrix products."
     )
-    if not any(matching(run.folder.data.name, run.folder.config.network.arch, run.method) for run in runs):
-        text += " The paper has no results for these data sets and networks."
+    if any(run.unit is not None for run in runs):  # the paper uses one of the data sets
+        text += " In the paper, GMACCs on CIFAR and SVHN count two per multiply-add, those on ImageNet one."
+        if not any(report_tables.paper_rows(run) for run in runs):
+            text += " The paper has no results for these networks."
+    text += report_tables.times_text(runs)
     return Section("results", "Results", text, [report_tables.results_table(runs), result_figures.accuracy_cost(runs)])
 
 

@@ -9,7 +9,7 @@ import functools
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
@@ -26,7 +26,7 @@ except ImportError as missing:
     raise UserError("Figures need matplotlib; install it with pip install 'codinet[plot]'.") from missing
 
 from matplotlib.axes import Axes as Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure as Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -37,7 +37,7 @@ DPI = 160  # of PNGs, and of rasterised points in SVGs
 INK = "#767676"
 FAINT = "#b0b0b0"
 # Colours differ in lightness as well as hue, for colour-blind readers.
-COLOURS = ("#3a7fc1", "#e07b27", "#2a9d78", "#c2549b", "#b59a1f", "#4db3d9", "#8f6bd1", "#c44e4e", "#7f8f4e", "#8a8a8a")
+COLOURS = ("#3a7fc1", "#e07b27", "#2a9d78", "#c2549b", "#b59a1f", "#4db3d9", "#8f6bd1", "#c44e4e", "#7f8f4e", "#a8704a")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 RATES = matplotlib.colormaps["cividis"]
 FEW_TO_MANY = LinearSegmentedColormap.from_list("few to many", ["#2f7fc1", "#9a9a9a", "#e07b27"])
@@ -111,8 +111,18 @@ def panels(rows: int, columns: int, *, width: float, height: float, **options: A
 
 
 def colour(index: int) -> str:
-    """The colour of a series."""
-    return COLOURS[index % len(COLOURS)]
+    """The colour of a series: one of `COLOURS`, then darker and lighter ones, so that thirty series differ."""
+    cycle, place = divmod(index, len(COLOURS))
+    if cycle % 3 == 0:
+        return COLOURS[place]
+    target, amount = ((0.0, 0.35), (1.0, 0.45))[cycle % 3 - 1]
+    red, green, blue = ((1 - amount) * part + amount * target for part in to_rgb(COLOURS[place]))
+    return to_hex((red, green, blue))
+
+
+def colours_of(names: Iterable[str], colours: Mapping[str, str] | None) -> dict[str, str]:
+    """The colour of each name: the given one, or that of its position."""
+    return {name: (colours or {}).get(name, colour(index)) for index, name in enumerate(names)}
 
 
 def marker(index: int) -> str:

@@ -74,12 +74,13 @@ def easiest_and_hardest(run: Run) -> ReportFigure:
     tensors = run.analysis.tensors
     blocks_T = run.paths.path_TN.long().sum(dim=1)
     few, many = int(blocks_T.min()), int(blocks_T.max())
+    rows = [_strip(run, "Fewest blocks", tensors["easiest"]), _strip(run, "Most blocks", tensors["hardest"])]
     return ReportFigure(
         f"effort-{run.slug}",
-        draw_strips([_strip(run, "Fewest blocks", tensors["easiest"]), _strip(run, "Most blocks", tensors["hardest"])]),
+        draw_strips(rows),
         f"Test images of {run.name} that run the fewest blocks (from {few}) and the most (up to {many}).",
         f"{run.name}: the easiest and the hardest images, by the number of blocks run. For the same number of blocks, "
-        "higher confidence counts as easier; ✗ marks a wrong prediction.",
+        f"higher confidence counts as easier.{_wrong_words(rows)}",
     )
 
 
@@ -96,8 +97,14 @@ def shared_paths(run: Run) -> ReportFigure:
         draw_strips(rows),
         f"Images of {run.name} that share a path, for its {len(rows)} most common paths. {titles}.",
         f"{run.name}: images that share a path, a row for each of the most common paths. Squares are blocks, filled if "
-        "they run.",
+        f"they run.{_wrong_words(rows)}",
     )
+
+
+def _wrong_words(rows: Sequence[Strip]) -> str:
+    """Explains ✗ if it occurs."""
+    wrong = any("✗" in caption for row in rows for caption in row.captions)
+    return " A wrong prediction is written as class ✗ prediction." if wrong else ""
 
 
 def _strip(run: Run, title: str, index_I: torch.Tensor, path: Sequence[int] | None = None) -> Strip:

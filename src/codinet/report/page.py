@@ -1,6 +1,7 @@
 """The report as one self-contained HTML page: no scripts, and no fonts or images from elsewhere.
 
-The page follows the reader's light or dark mode. Figures and tables that are wider than the screen scroll on their own.
+The page follows the reader's light or dark mode. Figures and tables that are wider than the screen scroll on their own;
+page.css marks the side where there is more.
 All text is escaped here and nowhere else.
 """
 
@@ -11,6 +12,9 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from codinet.report.drawing import Figure, inline_svg
+
+# Shown only if its box can scroll, by page.css.
+_MORE = '<p class="more" aria-hidden="true">Scroll sideways for more →</p>'
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,12 @@ class Section:
     parts: Sequence[ReportFigure | Table]
 
 
-def render(title: str, lead: str, sections: list[Section], svgs: dict[str, str], footer: str) -> str:
+def render(title: str, lead: Sequence[str], sections: list[Section], svgs: dict[str, str], footer: str) -> str:
     """Render the page.
 
     Args:
         title: Title and main heading.
-        lead: The paragraph under the heading.
+        lead: The paragraphs under the heading.
         sections: The sections, in order.
         svgs: The SVG of each figure, by the figure's name.
         footer: The last line.
@@ -57,6 +61,7 @@ def render(title: str, lead: str, sections: list[Section], svgs: dict[str, str],
         The HTML document.
     """
     links = "".join(f'<li><a href="#{section.id}">{escape(section.title)}</a></li>' for section in sections)
+    paragraphs = "\n".join(f'<p class="lead">{escape(text)}</p>' for text in lead)
     body = "".join(_section(section, svgs) for section in sections)
     style = files("codinet.report").joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
@@ -74,7 +79,7 @@ def render(title: str, lead: str, sections: list[Section], svgs: dict[str, str],
 <a class="skip" href="#content">Skip to the content</a>
 <header>
 <h1>{escape(title)}</h1>
-<p class="lead">{escape(lead)}</p>
+{paragraphs}
 </header>
 <nav aria-label="Contents"><ul>{links}</ul></nav>
 <main id="content">
@@ -100,7 +105,7 @@ def _figure(figure: ReportFigure, svg: str) -> str:
     # The scrolling box can take the focus, so that the keyboard can scroll it.
     return (
         f'<figure id="{name}" class="picture">\n'
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(figure.caption)}">'
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(figure.caption)}">{_MORE}'
         f"{inline_svg(svg, name, figure.alt)}</div>\n"
         f"<figcaption>{escape(figure.caption)}</figcaption>\n</figure>\n"
     )
@@ -118,7 +123,7 @@ def _table(table: Table) -> str:
         for row in table.rows
     )
     return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(table.caption)}">'
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(table.caption)}">{_MORE}'
         f'<table id="{table.id}">\n<caption><span>{escape(table.caption)}</span></caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n"
     )

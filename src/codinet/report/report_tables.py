@@ -13,30 +13,64 @@ NONE = "–"
 
 
 def results_table(runs: Sequence[Run]) -> Table:
-    """A row per run, followed by the paper's rows for the same data, network and method."""
+    """A row per run, followed by the paper's rows for the same data, network and method.
+
+    Times have columns if a run has them, and the paper's unit if the paper uses the data set of a run.
+    """
+    timed, in_paper = any(run.time for run in runs), any(run.unit is not None for run in runs)
     rows = []
     for run in runs:
-        evaluation, arch = run.evaluation, run.folder.config.network.arch
-        rows.append(
-            [
-                run.name,
-                f"{NAMES.get(data_key(run.folder.data.name), run.folder.data.name)}, {arch}, {run.method}",
-                f"{evaluation['accuracy']:.2f}",
-                f"{evaluation['macs'] / 1e6:.2f}",
-                f"{evaluation['paper_gmaccs']:.4g}",
-                f"{evaluation['cost_share']:.3f}",
-                f"{evaluation['mean_blocks']:.2f} of {run.paths.path_TN.shape[1]}",
-                f"{evaluation['distinct_paths']}",
-                f"{evaluation['path_entropy']:.2f}",
-            ]
-        )
-        for row in matching(run.folder.data.name, arch, run.method):
+        evaluation = run.evaluation
+        cells = [f"{evaluation['accuracy']:.2f}", f"{evaluation['macs'] / 1e6:.2f}"]
+        cells += [NONE if run.unit is None else f"{evaluation['macs'] * run.unit / 1e9:.4g}"] * in_paper
+        cells += [f"{evaluation['cost_share']:.3f}"]
+        cells += _times(run) * timed
+        cells += [f"{evaluation['mean_blocks']:.2f} of {run.paths.path_TN.shape[1]}"]
+        cells += [f"{evaluation['distinct_paths']}", f"{evaluation['path_entropy']:.2f}"]
+        rows.append([run.name, f"{run.data_name}, {run.folder.config.network.arch}, {run.method}", *cells])
+        for row in paper_rows(run):
             name = f"{NAMES[row.data]}, {row.backbone}, {row.kind}"
-            cells = [f"{row.accuracy:.2f}", *_costs(row), NONE, NONE, _number(row.paths, 0), NONE]
+            times = [NONE] * (3 * timed)
+            cells = [f"{row.accuracy:.2f}", *_costs(row), NONE, *times, NONE, _number(row.paths, 0), NONE]
             rows.append(["the paper", name, *cells])
     headings = ["run", "data, network, method", "accuracy, %", "M MACs (one per multiply-add)"]
-    headings += ["G, paper's unit", "share of static cost", "blocks run", "distinct paths", "path entropy, bits"]
-    return Table("table-runs", "Runs, each followed by the paper's rows for the same", headings, rows, text_columns=2)
+    headings += ["G, paper's unit"] * in_paper
+    headings += ["share of static cost"]
+    headings += ["ms per image, measured", "… static network, ms", "speed-up, measured"] * timed
+    headings += ["blocks run", "distinct paths", "path entropy, bits"]
+    quoted = any(paper_rows(run) for run in runs)
+    caption = "Runs, each followed by the paper's rows for the same" if quoted else "Runs"
+    return Table("table-runs", caption, headings, rows, text_columns=2)
+
+
+def paper_rows(run: Run) -> list[Published]:
+    """The paper's results for the data, network and method of a run."""
+    return matching(run.folder.data.name, run.folder.config.network.arch, run.method)
+
+
+def times_text(runs: Sequence[Run]) -> str:
+    """Where, when and how the times of the runs were measured; empty if none were."""
+    timed = [(run, run.time) for run in runs if run.time is not None]
+    if not timed:
+        return ""
+    places: dict[str, list[str]] = {}
+    for run, found in timed:
+        places.setdefault(f"on {found.place}, on {found.measured.partition(' ')[0]}", []).append(run.name)
+    where = next(iter(places))
+    if len(places) > 1:
+        where = "; ".join(f"{', '.join(names)} {place}" for place, names in places.items())
+    engines = dict.fromkeys(f"{found.engine} against {found.static_engine}" for run, found in timed if run.routed)
+    text = " Times are of one image at a time, next to the static network of the same architecture; they were measured "
+    return text + where + (f" (engines: {', '.join(engines)})." if engines else ".")
+
+
+def _times(run: Run) -> list[str]:
+    """Milliseconds of the run and of the static network, and the speed-up."""
+    found = run.time
+    if found is None:
+        return [NONE] * 3
+    speedup = f"{found.speedup:.2f} ×" if run.routed else NONE
+    return [f"{found.run_ms:.3g}", f"{found.static_ms:.3g}", speedup]
 
 
 def paths_table(runs: Sequence[Run]) -> Table:

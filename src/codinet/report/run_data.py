@@ -8,8 +8,10 @@ from typing import Any
 from codinet.analysis import RunAnalysis
 from codinet.backbones import ARCHITECTURES
 from codinet.files import DamagedError
-from codinet.published import CODINET, STATIC, VANILLA
+from codinet.published import CODINET, NAMES, STATIC, UNITS, VANILLA, data_key
 from codinet.records import PathTable
+from codinet.report.drawing import colour
+from codinet.report.inference_time import InferenceTime
 from codinet.runs import RunFolder
 
 
@@ -24,6 +26,13 @@ class Run:
     metrics: list[dict[str, Any]]
     paths: PathTable
     analysis: RunAnalysis
+    position: int = 0  # in the report, which decides the colour
+    time: InferenceTime | None = None  # None if it was not measured
+
+    @property
+    def colour(self) -> str:
+        """The colour of the run in every figure."""
+        return colour(self.position)
 
     @property
     def routed(self) -> bool:
@@ -44,9 +53,15 @@ class Run:
         return ARCHITECTURES[self.folder.config.network.arch].counts
 
     @property
-    def unit(self) -> int:
-        """How many operations the paper counts per multiply-add of this network."""
-        return ARCHITECTURES[self.folder.config.network.arch].paper_unit
+    def data_name(self) -> str:
+        """The name of the data set, as the paper writes it."""
+        name = self.folder.data.name
+        return NAMES.get(data_key(name), name)
+
+    @property
+    def unit(self) -> int | None:
+        """How many operations the paper counts per multiply-add on this data set; None if it does not use it."""
+        return UNITS.get(data_key(self.folder.data.name))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -73,6 +88,11 @@ def read_run(folder: RunFolder, analysis: RunAnalysis, name: str, slug: str) -> 
             f"{evaluation['n']}; run codinet eval {folder.path}."
         )
     return Run(name, slug, folder, evaluation, folder.metrics(), paths, analysis)
+
+
+def run_colours(runs: Sequence[Run]) -> dict[str, str]:
+    """The colour of each run, by name."""
+    return {run.name: run.colour for run in runs}
 
 
 def unique_slugs(names: Sequence[str]) -> list[str]:
