@@ -26,11 +26,18 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix src tests tools
 	$(BIN)/ruff format src tests tools
 
+# On Linux, PyPI's torchvision is built for CUDA. A torch without CUDA needs the one of PyTorch's own index.
+TORCHVISION_CPU = --quiet --force-reinstall --no-deps --retries 0 --timeout 30 \
+	--index-url https://download.pytorch.org/whl/cpu \
+	torchvision==$(shell sed -n 's/^torchvision==//p' constraints.txt)+cpu
+
 # torch comes first and pinned, so that no other package's wish for "any torch" pulls a different build.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,plot,explore,onnx,vision]'
+	$(BIN)/python -c 'import torchvision' 2>/dev/null || $(BIN)/pip install $(TORCHVISION_CPU) || \
+		echo "torchvision does not fit this torch; docs/your-data.md explains how to repair it. All else works."
 	touch $(STAMP)
 
 clean:

@@ -32,6 +32,10 @@ def folder(tmp_path: Path, small_run: RunConfig, few: Dataset) -> RunWriter:
 def test_a_folder_is_opened_as_it_was_created(folder: RunWriter) -> None:
     assert RunWriter.open(folder.path) == folder
     assert RunFolder.open(folder.path) == open_run(folder.path) == open_run(str(folder.path))
+    assert RunFolder.open(str(folder.path)).path == folder.path
+    for wrong in (None, 5, b"runs"):
+        with pytest.raises(UserError, match="A run folder must be a path, got"):
+            RunFolder.open(wrong)  # type: ignore[arg-type]
 
 
 def test_data_info_describes_the_data_set(few: Dataset) -> None:

@@ -64,6 +64,12 @@ class ModelConfig(NetworkConfig):
     """Channels of an image."""
     image_shape: tuple[int, int, int] | None = None
     """Channels, height and width of the images it is trained on; None if unknown."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes; None if unknown."""
+    mean: tuple[float, ...] | None = None
+    """Mean of each channel, of bytes from 0 to 255; None if unknown. Images are normalised as (bytes - mean) / std."""
+    std: tuple[float, ...] | None = None
+    """Standard deviation of each channel; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,8 @@ class ExtraConfig:
     ema: float = 0.0
     """Decay of a moving average of the weights, e.g. 0.999; the average is evaluated and saved. 0 is off."""
     start: str | None = None
-    """Run folder or zoo:NAME with the initial weights, e.g. a static run of the same network."""
+    """Run folder or zoo:NAME with the initial weights, e.g. a static run of the same network; none: new weights.
+    Default: none, except for small image folders and .npz files, which start from a network of the zoo."""
     start_sha256: str | None = None
     """SHA-256 that the weights of --start must have. Default: not checked when the run starts, fixed from then on."""
     teacher: str | None = None

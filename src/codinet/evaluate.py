@@ -5,7 +5,7 @@ Takes a network or any engine: a callable from images to `RoutedOutput`. Reads n
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from codinet.data import Dataset, Split
 from codinet.data.batches import SplitPlacer
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork, in_evaluation
+from codinet.notebook import class_picture, figure_rows, html_table
 from codinet.records import PathTable, RoutedOutput
 from codinet.relaxation import hard, run_probability
 
@@ -45,6 +46,10 @@ class Evaluation:
         """The figures without the table, ready for JSON."""
         return {name: getattr(self, name) for name in FIGURES}
 
+    def _repr_html_(self) -> str:
+        """Figures and a picture of the paths, for notebooks."""
+        return html_table("Evaluation", figure_rows(self.summary())) + paths_html(self.paths)
+
     @property
     def collapsed(self) -> bool:
         """Whether no block depends on the input."""
@@ -61,6 +66,22 @@ FIGURES: dict[str, tuple[type, ...]] = {
 COMPARED_FIGURES = ("accuracy", "cost_share", "macs", "paper_gmaccs", "mean_blocks", "distinct_paths", "path_entropy")
 
 _LARGEST = 2**53  # of any figure; multiply-adds are the largest
+
+
+def paths_html(paths: PathTable, classes: Sequence[str] | None = None) -> str:
+    """A picture for notebooks of how often each block runs, for all images and by class.
+
+    Args:
+        paths: The path of each image.
+        classes: The names of the classes; None shows their numbers.
+
+    Returns:
+        HTML.
+    """
+    rates = [paths.path_TN.double().mean(dim=0).tolist()]
+    labels = paths.label_T.unique().tolist()
+    rates += [paths.path_TN[paths.label_T == label].double().mean(dim=0).tolist() for label in labels]
+    return class_picture(rates, labels, classes)
 
 
 def impossible_figure(figures: Any, blocks: int, names: Iterable[str] = tuple(FIGURES)) -> str | None:

@@ -7,7 +7,7 @@ reference for the engines, which skip blocks for real.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from codinet.checks import (
 )
 from codinet.config import ModelConfig
 from codinet.errors import UserError, first_line
+from codinet.hub import require_results, with_hub
 from codinet.records import RoutedOutput
 from codinet.relaxation import Decide, hard
 from codinet.routers import ROUTERS, Router, Routers, State
@@ -253,14 +254,12 @@ class CoDiNet(ResNet, RoutedNetwork):
         require_choice("architecture", config.arch, ARCHITECTURES)
         require_choice("router", config.router, ROUTERS)
         require_flag("routed", config.routed)
-        if config.image_shape is not None:  # a list in saved configs
-            config = replace(config, image_shape=require_image_shape(config.image_shape))
+        config = _checked(config)
         shape = ARCHITECTURES[config.arch]
         super().__init__(
             shape, num_classes=config.num_classes, in_channels=config.in_channels, stride_on=config.stride_on
         )
-        if config.image_shape is not None and config.image_shape[0] != config.in_channels:
-            raise UserError(f"image_shape must have {config.in_channels} channels, got {shown(config.image_shape)}.")
+        _require_fit(config)
         self.config = config
         self.in_channels, self.image_shape = config.in_channels, config.image_shape
         self.paper_unit = shape.paper_unit
@@ -277,8 +276,9 @@ class CoDiNet(ResNet, RoutedNetwork):
         Returns:
             The network in evaluation mode.
         """
+        options.setdefault("strict", True)  # missing weights would stay random
         try:
-            model = _with_hub(cls).from_pretrained(pretrained_model_name_or_path, **options)
+            model = with_hub(cls).from_pretrained(pretrained_model_name_or_path, **options)
         except UserError:
             raise
         except Exception as error:  # from JSON, safetensors, state dicts, files, the internet, …
@@ -289,39 +289,75 @@ class CoDiNet(ResNet, RoutedNetwork):
         model.__class__ = cls
         return model
 
-    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
-        """Write config.json, model.safetensors and a model card.
+    def save_pretrained(
+        self, save_directory: str | Path, *, results: Mapping[str, Any] | None = None, **options: Any
+    ) -> str | None:
+        """Write config.json, model.safetensors and a model card, README.md. A card that exists is kept.
 
         Args:
             save_directory: The folder to write.
+            results: What the card shows beside the config: data, accuracy, cost_share, … (`codinet.hub.RESULTS`).
+                `RunReader.save_pretrained` passes those of a run.
             options: Those of `huggingface_hub.PyTorchModelHubMixin.save_pretrained`, such as `push_to_hub`.
 
         Returns:
             The address of the commit if the network was pushed to the hub.
         """
-        return self._hub_twin().save_pretrained(save_directory, **options)
+        name = options.get("repo_id") or Path(save_directory).name
+        return self._hub_twin(name, results).save_pretrained(save_directory, **options)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+    def push_to_hub(self, repo_id: str, *, results: Mapping[str, Any] | None = None, **options: Any) -> str:
         """Upload the network to the Hugging Face hub.
 
         Args:
             repo_id: The repository, such as "user/name".
+            results: What the model card shows beside the config; see `save_pretrained`.
             options: Those of `huggingface_hub.PyTorchModelHubMixin.push_to_hub`.
 
         Returns:
             The address of the commit.
         """
-        return self._hub_twin().push_to_hub(repo_id, **options)
+        return self._hub_twin(repo_id, results).push_to_hub(repo_id, **options)
 
-    def _hub_twin(self) -> Any:
+    def _hub_twin(self, name: str, results: Mapping[str, Any] | None) -> Any:
         twin: Any = copy.copy(self)  # shares parameters and buffers
-        twin.__class__ = _with_hub(type(self))
+        twin.card_name, twin.card_results = str(name), require_results(results)
+        twin.__class__ = with_hub(type(self))
         twin._hub_mixin_config = self.config
         return twin
 
 
-def _with_hub(kind: type[CoDiNet]) -> Any:
-    """The class with the methods of huggingface_hub, which is imported on first use because that is slow."""
-    from huggingface_hub import PyTorchModelHubMixin
+def _checked(config: ModelConfig) -> ModelConfig:
+    """The config with tuples where a saved config has lists."""
+    changed: dict[str, Any] = {}
+    if config.image_shape is not None:
+        changed["image_shape"] = require_image_shape(config.image_shape)
+    for name, kinds, what in (
+        ("classes", (str,), "names"),
+        ("mean", (int, float), "finite numbers"),
+        ("std", (int, float), "positive numbers"),
+    ):
+        values = getattr(config, name)
+        if values is None:
+            continue
+        valid = isinstance(values, tuple | list) and all(type(value) in kinds for value in values)
+        if valid and name != "classes":
+            valid = all(math.isfinite(value) and (name == "mean" or value > 0) for value in values)
+        if not valid:
+            raise UserError(f"{name} must be {what}, got {shown(values)}.")
+        changed[name] = tuple(values)
+    return replace(config, **changed)
 
-    return type(kind.__name__, (PyTorchModelHubMixin, kind), {})
+
+def _require_fit(config: ModelConfig) -> None:
+    """Require as many class names, means and standard deviations as the network has classes and channels."""
+    if config.image_shape is not None and config.image_shape[0] != config.in_channels:
+        raise UserError(f"image_shape must have {config.in_channels} channels, got {shown(config.image_shape)}.")
+    for name, number in (
+        ("classes", config.num_classes),
+        ("mean", config.in_channels),
+        ("std", config.in_channels),
+    ):
+        values = getattr(config, name)
+        if values is not None and len(values) != number:
+            raise UserError(f"{name} must have {number} entries, got {len(values)}.")

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from codinet.notebook import MAX_IMAGES, Row, path_picture
+
 
 class RoutedOutput(NamedTuple):
     """The output of a routed network for a batch."""
@@ -21,6 +23,15 @@ class RoutedOutput(NamedTuple):
     """Router scores U: index 0 for skipping, index 1 for running."""
     path_BN: torch.Tensor
     """The decisions that were applied: 0 or 1 if hard, in between if relaxed."""
+
+    def _repr_html_(self) -> str:
+        """A picture of the paths for notebooks, of the first images. It reads the tensors from the device."""
+        number = min(len(self.path_BN), MAX_IMAGES)
+        paths = self.path_BN[:number].detach().float().tolist()
+        best = self.logits_BK[:number].argmax(dim=1).tolist()
+        rows = [Row(f"image {index}: class {best[index]}", path) for index, path in enumerate(paths)]
+        title = f"The paths of {number} of {len(self.path_BN)} images. Columns are blocks; filled blocks run."
+        return path_picture(title, rows, unit="run")
 
 
 class PathTable(NamedTuple):

@@ -49,11 +49,11 @@ def open_run(path: Path | str) -> RunReader:
         The run; `UserError` if it does not exist or is damaged.
     """
     name = str(path)
-    return open_zoo(name.removeprefix(ZOO)) if name.startswith(ZOO) else RunFolder.open(Path(path))
+    return open_zoo(name.removeprefix(ZOO)) if name.startswith(ZOO) else RunFolder.open(path)
 
 
 def open_folder(
-    path: Path,
+    path: Path | str,
     *,
     data_root: Path,
     device: torch.device,
@@ -87,8 +87,18 @@ class RunFolder(RunReader):
     """A run folder, finished or not. Read-only."""
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Read the config of a run folder; `UserError` if there is none, `DamagedError` if it is invalid."""
+    def open(cls, path: Path | str) -> Self:
+        """Open a run folder.
+
+        Args:
+            path: The folder.
+
+        Returns:
+            The run with its config; `UserError` if there is none, `DamagedError` if it is invalid.
+        """
+        if not isinstance(path, Path | str):
+            raise UserError(f"A run folder must be a path, got {shown(path)}.")
+        path = Path(path)
         if not path.is_dir():
             raise UserError(f"There is no run folder {path}; make one with codinet train … --out {path}.")
         file = path / "config.json"

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from codinet import UserError, block_costs, make_dynamic
+from codinet.adopt.families import family_pattern
 from codinet.engines import BranchEngine, GatherEngine
 from codinet.model import RoutedNetwork, train_only
 from codinet.relaxation import gumbel, hard
@@ -429,12 +430,51 @@ def test_networks_that_cannot_be_routed_are_refused(module: nn.Module, blocks: A
         make_dynamic(module, blocks=blocks)
 
 
-def test_an_image_shape_must_fit_and_needs_blocks() -> None:
+class Beit(nn.Sequential):
+    """Has the name of a class of timm, but other parts."""
+
+
+class MlpMixer(nn.Module):
+    """Has the name and the parts of a network of timm."""
+
+    def __init__(self, blocks: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.head = nn.Conv2d(3, 6, 1), blocks, nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(x)).mean(dim=(2, 3)))
+
+
+def test_the_blocks_of_a_known_family_need_no_name() -> None:
+    module = MlpMixer(nn.Sequential(*(Residual(6) for _ in range(3))))
+    assert [block.name for block in make_dynamic(module, image_shape=(3, 8, 8)).blocks] == [
+        f"blocks.{index}" for index in range(3)
+    ]
+    assert family_pattern(Beit(nn.Conv2d(3, 3, 1))) is None
+    with pytest.raises(UserError, match=r"fails on images of 5×8×8: .*[(]Its blocks were selected with blocks='blocks"):
+        make_dynamic(module, image_shape=(5, 8, 8))
+
+
+def test_likely_blocks_are_suggested() -> None:
+    stages = nn.ModuleList(nn.Sequential(*(Residual(6), Residual(6))) for _ in range(2))
+    with pytest.raises(UserError, match=r"Perhaps blocks='stages\.\*\.\*', which are 4 Residual\."):
+        make_dynamic(nn.ModuleDict({"stages": stages}))
+
+
+def test_a_network_of_one_image_size_gets_that_size() -> None:
+    module = MlpMixer(nn.Sequential(*(Residual(6) for _ in range(3))))
+    setattr(module, "image_size", 16)  # noqa: B010
+    assert make_dynamic(module).image_shape == (3, 16, 16)
+    module.patch_embed = nn.Identity()
+    setattr(module.patch_embed, "img_size", (8, 12))  # noqa: B010
+    assert make_dynamic(module).image_shape == (3, 8, 12)
+    assert make_dynamic(module, image_shape=(3, 6, 6)).image_shape == (3, 6, 6)
+
+
+def test_an_image_shape_must_fit() -> None:
     with pytest.raises(UserError, match=r"This Chain fails on images of 4×12×12: .*; set image_shape"):
         make_dynamic(Chain(), blocks=Residual, image_shape=(4, 12, 12))
-    with pytest.raises(UserError, match="image_shape requires blocks"):
-        make_dynamic(Chain(), image_shape=SHAPE)
-    with pytest.raises(UserError, match="residual blocks with blocks="):
+    with pytest.raises(UserError, match="residual blocks with blocks"):
         make_dynamic(Chain())
 
 
@@ -442,7 +482,8 @@ def test_an_image_shape_must_fit_and_needs_blocks() -> None:
 
 
 def assert_routes(module: nn.Module, blocks: str, number: int, size: int = 64) -> None:
-    network: RoutedNetwork = make_dynamic(module.eval(), blocks=blocks)
+    assert family_pattern(module) == blocks
+    network: RoutedNetwork = make_dynamic(module.eval())
     x = torch.randn(2, 3, size, size)
     assert len(network.blocks) == number
     with torch.no_grad():
@@ -479,6 +520,7 @@ def test_torchvisions_own_networks_can_be_routed(library: ModuleType, name: str,
         ("convnext_atto", "stages.*.blocks.*", 12),
         ("efficientnet_lite0", "blocks.*.*", 9),
         ("mobilenetv3_small_050", "blocks.*.*", 7),
+        ("regnetx_002", "s[1-9].b*", 9),
         ("eca_nfnet_l0", "stages.*.*", 8),
     ],
 )

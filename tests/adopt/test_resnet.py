@@ -465,6 +465,13 @@ class SmallStyle(TorchvisionStyle):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
+def test_an_image_shape_is_kept_and_must_fit() -> None:
+    assert make_dynamic(SmallStyle(), image_shape=(3, 32, 40)).image_shape == (3, 32, 40)
+    for shape in ((1, 32, 32), (3, 32)):
+        with pytest.raises(UserError, match="image_shape must"):
+            make_dynamic(SmallStyle(), image_shape=shape)  # type: ignore[arg-type]
+
+
 def test_a_stem_may_have_no_pooling() -> None:
     torch.manual_seed(0)
     module = SmallStyle().eval()

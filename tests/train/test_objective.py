@@ -1,5 +1,7 @@
 """A routed network trained in a loop of one's own."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,6 +173,7 @@ def empty(got: RoutedOutput, labels: torch.Tensor) -> tuple[Any, ...]:
         (lambda got, labels: (got, labels.float(), 2), "labels must be int64, got a tensor of 6 .float32"),
         (lambda got, labels: (got, labels + 9, 2), "labels must be from 0 to 9, .* got labels from 9 to 11"),
         (lambda got, labels: (got, labels - 100, 2), "labels must be from 0 to 9"),
+        (lambda got, labels: (got, torch.arange(3).repeat(2), 2), "All views of an image must be next to each other"),
         (lambda got, labels: (got, labels.to("meta"), 2), "labels must be on the network's device, cpu"),
         (lambda got, labels: (got.logits_BK, labels, 2), "output must be what the network returns"),
         (lambda got, labels: (got._replace(scores_BN2=got.scores_BN2[:, :3]), labels, 2), "scores must be a tensor"),
@@ -186,6 +189,45 @@ def test_a_batch_that_does_not_fit_is_refused_and_leaves_the_controller_alone(sp
         objective(got, labels, views=views)
     assert before == objective.state_dict()
     assert objective(*output(model), views=2).isfinite()
+
+
+def test_the_documented_lines_stack_views_next_to_each_other() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text()
+    images_L, labels_L = torch.arange(3.0).view(3, 1, 1, 1), torch.tensor([5, 6, 7])
+    names: dict[str, Any] = {"torch": torch, "augment": lambda image: image + 0.5, "image": images_L, "label": labels_L}
+    (first,) = re.findall(r"^ *(views = torch.stack.*?)(?:  #.*)?$", text, re.MULTILINE)
+    (second,) = re.findall(r"^ *(labels = label.repeat_interleave.*?)(?:  #.*)?$", text, re.MULTILINE)
+    exec(f"{first}\n{second}", names)
+    assert names["views"].flatten().tolist() == [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]
+    assert names["labels"].tolist() == [5, 5, 6, 6, 7, 7]
+
+
+def test_a_wrong_order_that_a_device_recorded_is_reported_by_settle() -> None:
+    objective = Objective(network(), SHAPE, budget=0.5, steps=5)
+    before = objective.state_dict()
+    objective.labels_differ.fill_(True)
+    with pytest.raises(UserError, match="All views of an image must be next to each other"):
+        objective.settle(torch.randn(20, *SHAPE))
+    assert before == objective.state_dict()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_wrong_order_is_reported_by_settle_without_waiting_in_the_step() -> None:
+    model = network().cuda()
+    objective = Objective(model, SHAPE, budget=0.5, steps=5)
+    got, labels = model(torch.randn(6, *SHAPE, device="cuda")), torch.arange(3, device="cuda")
+    images = torch.randn(20, *SHAPE, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        objective(got, labels.repeat_interleave(2), views=2)
+        torch.cuda.set_sync_debug_mode("default")
+        objective.settle(images)
+        torch.cuda.set_sync_debug_mode("error")
+        objective(got, labels.repeat(2), views=2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    with pytest.raises(UserError, match="All views of an image must be next to each other"):
+        objective.settle(images)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Adds routing to an existing network. The network's own modules and weights are used; only routers are new.
 
 `resnet` recognises ResNets by the names that torchvision and timm give their parts. `chain` handles any network whose
-residual blocks run one after another; the caller names the blocks.
+residual blocks run one after another; the caller names the blocks, except for the networks in `families`.
 """
 
 from torch import nn
 
 from codinet.adopt.chain import AdoptedChain
+from codinet.adopt.families import family_pattern, likely_pattern
 from codinet.adopt.resnet import AdoptedResNet
 from codinet.adopt.tracing import Blocks
+from codinet.adopt.vision import import_vision as import_vision
 from codinet.checks import require_choice, require_kind
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork
@@ -25,11 +27,13 @@ def make_dynamic(
     """Add a router before every residual block of an existing network. Weights are shared with `module`.
 
     Args:
-        module: The network. A ResNet built like torchvision's or timm's needs no other argument.
+        module: The network.
         blocks: Which modules are residual blocks: their class, or one or more names, in which `*` matches anything
-            ("features.*"). Blocks that keep the shape of their input are routed; the others always run.
+            ("features.*"). Blocks that keep the shape of their input are routed; the others always run. By default
+            those of a ResNet, ConvNeXt, ViT, Swin, EfficientNet, MobileNet or RegNet of timm or torchvision.
         router: "fc", "cnn" or "rnn".
-        image_shape: Channels, height and width of the images, for use with `blocks`; by default 224×224.
+        image_shape: Channels, height and width of the images; by default the only size that the network accepts, or
+            224×224.
 
     Returns:
         The routed network. A network that cannot be routed is a `UserError`.
@@ -40,6 +44,21 @@ def make_dynamic(
     require_choice("router", router, ROUTERS)
     if blocks is not None:
         return AdoptedChain(module, blocks, router, image_shape)
-    if image_shape is not None:
-        raise UserError("image_shape requires blocks; leave it out for a ResNet.")
-    return AdoptedResNet(module, router)
+    pattern = family_pattern(module)
+    if pattern is not None:
+        try:
+            return AdoptedChain(module, pattern, router, image_shape)
+        except UserError as error:
+            raise UserError(f"{error} (Its blocks were selected with blocks={pattern!r}.)") from error
+    try:
+        return AdoptedResNet(module, router, image_shape)
+    except UserError as error:
+        raise UserError(f"{error}{_advice(module)}") from error
+
+
+def _advice(module: nn.Module) -> str:
+    likely = likely_pattern(module)
+    if likely is None:
+        return ""
+    pattern, kind, number = likely
+    return f" Perhaps blocks={pattern!r}, which are {number} {kind}."

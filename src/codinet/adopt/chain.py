@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx, nn
 
+from codinet.adopt.families import fixed_size
 from codinet.adopt.tracing import (
     BlockCall,
     Blocks,
@@ -73,7 +74,7 @@ class AdoptedChain(RoutedNetwork):
         module: The network.
         blocks: Its residual blocks: their class, or names with wildcards.
         router: The kind of router.
-        image_shape: Channels, height and width of the images; by default 224×224.
+        image_shape: Channels, height and width of the images; by default the only size that it accepts, or 224×224.
     """
 
     paper_unit = 1
@@ -85,6 +86,8 @@ class AdoptedChain(RoutedNetwork):
         if image_shape is not None:
             image_shape = require_image_shape(image_shape)
         self.module, first = module, first_convolution(module)
+        if image_shape is None and (size := fixed_size(module)):
+            image_shape = (first.in_channels, *size)
         shape = image_shape or (first.in_channels, 224, 224)
         images = torch.empty(2, *shape, dtype=first.weight.dtype, device="meta")
         names = select_blocks(module, blocks)

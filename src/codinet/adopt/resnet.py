@@ -15,6 +15,7 @@ from torch import nn
 
 from codinet.adopt.tracing import first_convolution
 from codinet.backbones import Block
+from codinet.checks import require_image_shape, shown
 from codinet.errors import UserError, first_line
 from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
@@ -81,12 +82,15 @@ class AdoptedResNet(RoutedNetwork):
     Args:
         module: The ResNet.
         router: The kind of router.
+        image_shape: Channels, height and width of the images; None if unknown.
     """
 
     paper_unit = 1
 
-    def __init__(self, module: nn.Module, router: str) -> None:
+    def __init__(self, module: nn.Module, router: str, image_shape: tuple[int, int, int] | None = None) -> None:
         super().__init__()
+        if image_shape is not None:
+            image_shape = require_image_shape(image_shape)
         self._stem, groups, (self._pool, self._fc) = _find_parts(module)
         for name in (*self._stem, *groups, self._pool, self._fc):
             self.add_module(name, module.get_submodule(name))
@@ -101,6 +105,9 @@ class AdoptedResNet(RoutedNetwork):
             block.in_channels, block.writes, block.projects = info
         self.routers = ROUTERS[router]([block.in_channels for block in self._blocks])
         self.in_channels, weight = first_convolution(module).in_channels, first_convolution(module).weight
+        if image_shape is not None and image_shape[0] != self.in_channels:
+            raise UserError(f"image_shape must have {self.in_channels} channels, got {shown(image_shape)}.")
+        self.image_shape = image_shape
         self.routers.to(weight.device, weight.dtype).train(module.training)
         self.training = self.dropout.training = module.training  # the module's own parts keep their modes
 
@@ -144,7 +151,7 @@ def _find_parts(module: nn.Module) -> tuple[list[str], list[str], list[str]]:
         raise UserError(
             f"A ResNet must consist of {expected_stem}, layer1, layer2, … (each an nn.Sequential of residual blocks), "
             f"{', '.join(HEAD)}; this {type(module).__name__} has {', '.join(problems)}. For other networks, name the "
-            "residual blocks with blocks=."
+            "residual blocks with blocks."
         )
     return stem, groups, head
 

@@ -31,6 +31,11 @@ from codinet.train.budget import BudgetController, estimated_cost
 from codinet.train.stages import decay_scale
 from codinet.train.step import COST_SHARE, loss_of, share_of_blocks
 
+_WRONG_ORDER = (
+    "All views of an image must be next to each other and have the same label, got views of one image with different "
+    "labels; stack them with torch.stack(views, dim=1).flatten(0, 1) and labels.repeat_interleave(len(views))."
+)
+
 
 class Objective:
     """The loss of every step, and the controller that keeps the network at its budget.
@@ -75,6 +80,7 @@ class Objective:
         self.controller = BudgetController(budget, steps=steps, device=device)
         self.weights_N = table.loss_weights().to(device)
         self.run_share_N, self.base_share = share_of_blocks(table, device)
+        self.labels_differ = torch.zeros((), dtype=torch.bool, device=device)  # of views of one image, in any step
 
     @property
     def progress(self) -> float:
@@ -86,11 +92,16 @@ class Objective:
 
         Args:
             output: The network's output. The views of an image are next to each other.
-            labels_B: A label for each input. Labels on the CPU are checked against the classes; on a GPU the check
-                would make the host wait.
+            labels_B: A label for each input. On the CPU they are checked at once. On a GPU that would make the host
+                wait; there `settle` reports a step whose views of one image had different labels.
             views: Views per image.
+
+        Raises:
+            UserError: Views of one image have different labels, or an argument does not fit the network.
         """
         self._require_batch(output, labels_B, views)
+        if not labels_B.is_cpu:
+            self.labels_differ.logical_or_(_labels_differ(labels_B, views))
         self.controller.aim(self.progress)
         loss, figures = loss_of(
             output,
@@ -124,6 +135,8 @@ class Objective:
         """
         require_images(images_BCHW)
         require_whole("batch", batch, 1, LARGEST_COUNT)
+        if bool(self.labels_differ):  # read here, because `settle` waits for the device anyway
+            raise UserError(_WRONG_ORDER)
         cost_at = partial(mean_cost, self.model, self.table, images_BCHW, batch=batch)
         if self.progress == 1:
             self.controller.calibrate([self.model], cost_at)
@@ -174,6 +187,14 @@ class Objective:
                 raise UserError(
                     f"labels must be from 0 to {classes - 1}, the network's classes, got labels from {low} to {high}."
                 )
+            if bool(_labels_differ(labels_B, views)):
+                raise UserError(_WRONG_ORDER)
+
+
+def _labels_differ(labels_B: torch.Tensor, views: int) -> torch.Tensor:
+    """Whether views of one image have different labels, as a tensor on the device of the labels."""
+    labels_LM = labels_B.reshape(-1, views)
+    return (labels_LM != labels_LM[:, :1]).any()
 
 
 def _require_losses(losses: Any) -> None:

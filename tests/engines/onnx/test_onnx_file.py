@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from torch import nn
 
 pytest.importorskip("onnxruntime")
@@ -22,6 +24,8 @@ from codinet.adopt import make_dynamic
 from codinet.bench.run_rate import settle, with_run_rate
 from codinet.cost import block_costs
 from codinet.create import create_model, list_models
+from codinet.data import read_image
+from codinet.data.views import normalise
 from codinet.engines.onnx import OnnxEngine
 from codinet.engines.onnx.build_graph import build
 from codinet.engines.onnx.onnx_file import ExportInfo, check, export
@@ -234,46 +238,74 @@ def test_a_threshold_of_the_engine(kind: str, network: Make, images: torch.Tenso
     assert engine(images).path_BN.mean() > OnnxEngine.of(network(), (3, 32, 32))(images).path_BN.mean()
 
 
-def test_the_documented_example_needs_no_torch(tmp_path: Path, network: Make) -> None:
-    """1,000 images: the same classes and paths as torch gives."""
+def documented_example() -> str:
     text = (Path(__file__).parents[3] / "docs" / "inference.md").read_text()
     (code,) = [part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "onnxruntime" in part]
+    return code
+
+
+def save_jpeg(file: Path, number: int) -> None:
+    """A JPEG of any size, colour and orientation. Images of noise alone look alike to a router."""
+    random = np.random.default_rng(number)
+    height, width = (32, 32) if number % 5 == 0 else random.integers(1, 90, 2)
+    colour = random.integers(0, 206, (1, 1, 3))
+    image = Image.fromarray((colour + random.integers(0, 50, (height, width, 3))).astype(np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = number % 9  # 0 is invalid
+    image.convert(("RGB", "RGB", "RGB", "L", "CMYK")[number % 5]).save(file, quality=95, exif=exif)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 20), (3, 7, 64)])
+def test_the_documented_example_reads_the_pixels_that_predict_reads(
+    shape: tuple[int, int, int], tmp_path: Path
+) -> None:
+    (function,) = re.findall(r"^def read.*?(?=^\S)", documented_example(), re.DOTALL | re.MULTILINE)
+    channels, height, width = shape
+    names: dict[str, Any] = {"Image": Image, "ImageOps": ImageOps, "np": np}
+    names |= {"channels": channels, "height": height, "width": width}
+    exec(function, names)
+    for number in range(45):
+        save_jpeg(file := tmp_path / f"{number}.jpg", number)
+        wished = read_image(file, channels=channels, size=(height, width)).numpy()
+        assert np.array_equal(names["read"](file), wished), number
+
+
+def test_the_documented_example_needs_no_torch_and_prints_no_warnings(tmp_path: Path) -> None:
+    """JPEGs in, the same classes and paths as torch gives out."""
     watch = "\nassert not {'torch', 'codinet', 'onnx'} & set(sys.modules)\n"
-    (tmp_path / "classify.py").write_text(code + watch)
-    random = np.random.default_rng(0)
-    colour = random.integers(0, 206, (1000, 3, 1, 1))  # images of noise alone look alike to a router
-    bytes_TCHW = (colour + random.integers(0, 50, (1000, 3, 32, 32))).astype(np.uint8)
-    np.save(tmp_path / "images.npy", bytes_TCHW)
-    images = torch.from_numpy(bytes_TCHW).float()
-    images -= torch.tensor(DATA.mean)[:, None, None]
-    images /= torch.tensor(DATA.std)[:, None, None]
+    (tmp_path / "classify.py").write_text(documented_example() + watch)
+    files = [f"{number}.jpg" for number in range(120)]
+    for number, file in enumerate(files):
+        save_jpeg(tmp_path / file, number)
+    images = torch.stack([read_image(tmp_path / file, channels=3, size=(32, 32)) for file in files])
+    images = normalise(images, torch.tensor(DATA.mean), torch.tensor(DATA.std))
     torch.manual_seed(0)
     model = with_run_rate(settle(create_model("resnet20"), images[:64]), images[:64], 0.5)
+
+    def answers(files: list[str]) -> list[dict[str, Any]]:
+        words = [sys.executable, "-I", "-W", "always", "classify.py", "m.onnx", *files]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
     export(model, tmp_path / "m.onnx", DATA)  # type: ignore[arg-type]
-    words = [sys.executable, "-I", "classify.py", "m.onnx", "images.npy"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout)
+    found = answers(files)
     with torch.no_grad():
-        parts = [model(batch) for batch in images.split(250)]
-    classes = torch.cat([part.logits_BK for part in parts]).argmax(dim=1).tolist()
-    paths = ["".join(str(int(ran)) for ran in row) for part in parts for row in part.path_BN]
-    assert [answer["class"] for answer in answers] == [DATA.classes[k] for k in classes]
-    assert [answer["path"] for answer in answers] == paths
+        output = model(images)
+    assert [answer["file"] for answer in found] == files
+    assert [answer["class"] for answer in found] == [DATA.classes[k] for k in output.logits_BK.argmax(dim=1)]
+    paths = ["".join(str(int(ran)) for ran in row) for row in output.path_BN]
+    assert [answer["path"] for answer in found] == paths
     assert len(set(paths)) > 20
     table = block_costs(model, (3, 32, 32))
-    shares = torch.cat([table.share(part.path_BN) for part in parts])
-    assert [answer["cost_share"] for answer in answers] == pytest.approx(shares.tolist())
+    assert [answer["cost_share"] for answer in found] == pytest.approx(table.share(output.path_BN).tolist())
 
-    np.save(tmp_path / "images.npy", bytes_TCHW[:10])
     path = [1, 0] * 4 + [1]
     export(model, tmp_path / "m.onnx", DATA, kind="static", path=path)  # type: ignore[arg-type]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    found = answers(files[:5])
     with torch.no_grad():
-        classes = model(images[:10], force=torch.tensor(path)).logits_BK.argmax(dim=1).tolist()
-    answers = json.loads(done.stdout)
-    assert [answer["class"] for answer in answers] == [DATA.classes[k] for k in classes]
-    assert {answer["path"] for answer in answers} == {"101010101"}
+        classes = model(images[:5], force=torch.tensor(path)).logits_BK.argmax(dim=1)
+    assert [answer["class"] for answer in found] == [DATA.classes[k] for k in classes]
+    assert {answer["path"] for answer in found} == {"101010101"}
     without_routers = table.share(torch.tensor([path])).item() - sum(table.router_N) / table.static_macs
-    assert answers[0]["cost_share"] == pytest.approx(without_routers)
+    assert found[0]["cost_share"] == pytest.approx(without_routers)
