@@ -26,9 +26,11 @@ if not torch.cuda.is_available():
 
 from tests.few_digits import save_few_digits
 
+from codinet.adopt import import_vision
 from codinet.cli import main
 from codinet.config import NetworkConfig, RunConfig, ScheduleConfig, resolve
 from codinet.data import Dataset, load
+from codinet.errors import UserError
 from codinet.files import load_tensors
 from codinet.runs import RunFolder
 from tools.zoo_add import add
@@ -145,25 +147,14 @@ def assert_same_run() -> Callable[[Path, Path], None]:
     return check
 
 
-_declared: list[torch.library.Library] = []  # kept, because with the object the operators go
-
-
 @pytest.fixture
 def library(request: pytest.FixtureRequest) -> ModuleType:
     """The package that a test names (torchvision, timm), or a skip where it is not installed."""
     try:
-        return importlib.import_module(request.param)
-    except ImportError as error:
-        pytest.skip(f"{request.param} cannot be imported: {error}")
-    except RuntimeError:
-        # The package index has torchvision for CUDA, which beside a CPU's torch cannot load its operators and asks for
-        # two of them while it is imported. ResNets never call them, so that they are declared is enough.
-        if _declared:
-            raise
-        _declared.append(torch.library.Library("torchvision", "DEF"))
-        for name in ("nms", "qnms"):
-            _declared[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return importlib.import_module(request.param)
+        import_vision(request.param.split(".")[0])
+    except UserError as error:
+        pytest.skip(str(error))
+    return importlib.import_module(request.param)
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import codinet
 PACKAGE = Path(codinet.__file__).parent
 
 ORDER = [  # packages and root modules; each may import itself and those before it
-    *("errors", "checks", "published", "records", "files", "environment", "cuda_graphs", "kernels"),
+    *("errors", "checks", "published", "notebook", "records", "files", "environment", "cuda_graphs", "kernels"),
     *("relaxation", "routers", "backbones", "losses"),
     *(
         "config",
+        "hub",
         "model",
         "adopt",
         "cost",

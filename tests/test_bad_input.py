@@ -74,7 +74,7 @@ COMMANDS = [
     (["train", "digits", "--badflag"], "Unrecognized options: --badflag", "codinet train --help"),
     (["train", "digits", "--epoch", "3"], "Unrecognized options: --epoch", "perhaps you meant --epochs"),
     (["train", "digits", "--epochs", "few"], "--epochs must be a whole number, got 'few'", "codinet train --help"),
-    (["train"], "Missing from codinet train", "codinet train --help"),
+    (["train"], "SOURCE is required", "codinet train --help"),
     (["train", "cifar11"], "Unknown data set 'cifar11'", "perhaps you meant cifar10"),
     (["train", "digits", "--preset", "papre"], "Unknown preset 'papre'", "perhaps you meant paper"),
     (["train", "digits", "--device", "gpu"], "Device 'gpu' is not available", "use --device cpu"),

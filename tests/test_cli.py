@@ -2,17 +2,19 @@ import importlib
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 import codinet
 from codinet.cli import VERBS, main
 from codinet.commands import models
+from codinet.commands.printing import _NEXT, print_next
 
 Said = pytest.CaptureFixture[str]
 
@@ -140,7 +142,7 @@ class Terminal(io.StringIO):
             ["x", "--router", "fcc"],
             "--router must be one of 'fc', 'cnn', 'rnn', got 'fcc'; see codinet train --help.",
         ),
-        ([], "Missing from codinet train: SOURCE digits, cifar10"),
+        ([], "SOURCE is required: a data set, an image folder or an .npz file"),
     ],
 )
 def test_a_wrong_flag_is_one_sentence_on_any_terminal(
@@ -168,10 +170,74 @@ def raising(error: BaseException) -> Callable[[object], NoReturn]:
     return run
 
 
-def test_an_interrupt_says_how_to_continue(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
-    monkeypatch.setattr(models, "run", raising(KeyboardInterrupt()))
-    assert main(["models"]) == 130
-    assert "--resume" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train", "digits"], "interrupted; continue with the same command and --resume."),
+        (["sweep", "digits"], "interrupted; repeat the command to continue."),
+        (["models"], "interrupted."),
+    ],
+)
+def test_an_interrupt_says_how_to_continue(
+    words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    monkeypatch.setattr(f"codinet.commands.{words[0]}.run", raising(KeyboardInterrupt()))
+    assert main(words) == 130
+    assert capsys.readouterr().err == f"codinet: {sentence}\n"
+
+
+def test_commands_end_with_suggestions_for_people(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    assert main(["models"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["models", "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["models"]) == 0
+    assert "next: codinet train FOLDER --budget 0.6" in capsys.readouterr().err
+
+
+def test_the_suggestions_are_commands_with_their_arguments(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert set(_NEXT) == set(VERBS)
+    values: dict[str, Any] = {
+        **{"run": Path("a run"), "runs": (Path("a"), Path("b c")), "out": Path("s"), "network": "zoo:x"},
+    }
+    for verb in VERBS:
+        print_next(verb, values)
+        lines = capsys.readouterr().err.splitlines()
+        assert 1 <= len(lines) <= 2
+        for line in lines:
+            start, command, next_verb, *_ = shlex.split(line, comments=True)
+            assert (start, command, next_verb in VERBS) == ("next:", "codinet", True)
+    print_next("analyze", values)
+    print_next("report", values)
+    print_next("train", {"run": ""})  # nothing is known
+    print_next("bench", {"network": "resnet20"})  # which has no trained weights
+    said = [line.split("  #")[0].rstrip() for line in capsys.readouterr().err.splitlines()]
+    assert said == ["next: codinet report a 'b c'", "next: codinet explore a"]
+
+
+def test_one_completion_script_knows_every_verb(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    for shell in ("bash", "zsh", "fish"):
+        assert main(["--completion", shell]) == 0
+        said = capsys.readouterr().out
+        assert all(word in said for word in (*VERBS, "epochs", "no-routed", "straight-through"))
+        if shell == "bash":
+            tab = 'COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _codinet; echo "${COMPREPLY[@]}"'
+            for words, completed in (
+                ("tr", "train"),
+                ("train --ro", "--routed --router"),
+                ("train digits --router ''", "fc cnn rnn"),
+                ("export --path", "--path"),
+                ("train dig", ""),
+            ):
+                code = f"{said}\nCOMP_WORDS=(codinet {words}); {tab}"
+                done = subprocess.run(["bash", "-c", code], capture_output=True, text=True)
+                assert (done.stdout.strip(), done.stderr) == (completed, "")
+    assert main(["--completion"]) == 2
+    assert main(["--completion", "bsh"]) == 2
+    assert "perhaps you meant bash" in capsys.readouterr().err
 
 
 def test_an_error_of_the_system_is_one_sentence(capsys: Said) -> None:
@@ -202,7 +268,7 @@ def test_the_readme_says_which_verb_takes_no_json(capsys: Said) -> None:
         return capsys.readouterr().out
 
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    found = re.search(r"every verb but `(\w+)` takes `--json`", readme)
+    found = re.search(r"Every verb except `(\w+)` has `--json`", readme)
     assert found is not None
     assert [verb for verb in VERBS if "--json" not in helps(verb)] == [found[1]]
 

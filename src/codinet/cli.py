@@ -34,6 +34,12 @@ VERBS = {
     "models": "list the networks, and the trained ones",
 }
 
+# How to continue a command that was interrupted.
+_CONTINUE = {
+    "train": "continue with the same command and --resume",
+    "sweep": "repeat the command to continue",
+    "data": "repeat the command to continue a download",
+}
 _HANDLER = "codinet.ascii"  # name of the error handler for characters that stdout cannot encode
 # Replacements on an ASCII-only stdout; all other characters are escaped.
 _ASCII = dict(zip("×–—·█“”’─│╭╮╰╯", 'x--.#""\'-|++++', strict=True)) | {"…": "...", "±": "+-", "→": "->"}
@@ -42,15 +48,20 @@ _ASCII = dict(zip("×–—·█“”’─│╭╮╰╯", 'x--.#""\'-|++++',
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code. `argv` is the command line without the program's name."""
     words = sys.argv[1:] if argv is None else argv
-    return guarded(lambda: _dispatch(words))
+    return guarded(lambda: _dispatch(words), verb=words[0] if words else "")
 
 
-def guarded(call: Callable[[], int]) -> int:
-    """Call a command and return its exit code: 2 for an error that the user can fix, which is printed in one line."""
+def guarded(call: Callable[[], int], *, verb: str = "") -> int:
+    """Call a command and return its exit code: 2 for an error that the user can fix, which is printed in one line.
+
+    Args:
+        call: The command.
+        verb: Its name, for what an interrupt prints.
+    """
     _replace_closed_streams()
     try:
         with _any_text_on_stdout():
-            code = _call(call)
+            code = _call(call, verb)
             sys.stdout.flush()  # here, because a failure at exit would be reported as a bug
         return code
     except BrokenPipeError:
@@ -61,14 +72,14 @@ def guarded(call: Callable[[], int]) -> int:
         return _print_os_error(error)
 
 
-def _call(call: Callable[[], int]) -> int:
+def _call(call: Callable[[], int], verb: str) -> int:
     try:
         return call()
     except UserError as error:
         _print_error(str(error))
         return 2
     except KeyboardInterrupt:
-        _print_error("interrupted; continue a training run with the same command and --resume.")
+        _print_error(f"interrupted; {_CONTINUE[verb]}." if verb in _CONTINUE else "interrupted.")
         return 130
     except MemoryError:
         _print_error("Out of memory; use a smaller --batch or smaller images.")
@@ -150,12 +161,17 @@ def _dispatch(words: list[str]) -> int:
         print(f"codinet {codinet.__version__}")
         return 0
     verb, *rest = words
+    if verb == "--completion":
+        print(importlib.import_module("codinet.commands.completion").script(*rest[:1]))
+        return 0
     if verb not in VERBS:
         raise unknown("command", verb, VERBS)
     module = importlib.import_module(f"codinet.commands.{verb}")
     args = parse(module.Args, rest, prog=f"codinet {verb}")
     if args is not None:
-        module.run(args)
+        found = module.run(args) or {}  # arguments that were chosen by the command, such as the default of --out
+        if _prints():
+            importlib.import_module("codinet.commands.printing").print_next(verb, vars(args) | found)
     return 0
 
 
@@ -182,7 +198,10 @@ def parse(kind: type, words: list[str], *, prog: str) -> Any:
         raise UserError(f"{one_sentence(message.getvalue())}; see {prog} --help.") from None
 
 
+_COMPLETION = "codinet --completion bash (or zsh, fish) prints a completion script."
+
+
 def _overview() -> str:
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb:<{width}}  {what}" for verb, what in VERBS.items())
-    return f"{codinet.__doc__}\n\n{verbs}\n\ncodinet VERB --help shows its flags."
+    return f"{codinet.__doc__}\n\n{verbs}\n\ncodinet VERB --help shows its flags. {_COMPLETION}"

@@ -54,7 +54,27 @@ def demo(source: str) -> RunConfig:
     return replace(config, network=NetworkConfig(arch="resnet20"), losses=replace(config.losses, budget=0.6))
 
 
-PRESETS: dict[str, Callable[[str], RunConfig]] = {"paper": paper, "best": best, "quick": quick, "demo": demo}
+def small(source: str) -> RunConfig:
+    """Fine-tuning on a few images of your own, from a network of the zoo: 15 + 3 epochs of small, gentle steps.
+
+    The default for small image folders and .npz files, which start from the zoo. See docs/your-data.md.
+
+    codinet train flowers --preset small --budget 0.6 --start zoo:cifar10-resnet32-065
+    """
+    return RunConfig(
+        source,
+        losses=LossConfig(alpha=1.0, beta=1.0, m_d=1.0),
+        schedule=ScheduleConfig(epochs=15, finetune=3, batch=32, lr=0.05, schedule="cosine"),
+    )
+
+
+PRESETS: dict[str, Callable[[str], RunConfig]] = {
+    "paper": paper,
+    "best": best,
+    "quick": quick,
+    "demo": demo,
+    "small": small,
+}
 
 
 def _require_config(config: RunConfig) -> None:

@@ -151,7 +151,7 @@ class Listener(Reporter):
         self.steps, self.done, self.stop_after = 0, 0, stop_after
         self.evaluation: Evaluation | None = None
 
-    def begin(self, title: str, *, steps: int, done: int) -> None:
+    def begin(self, title: str, *, steps: int, done: int, evaluation: float = 0.0) -> None:
         self.titles.append(title)
         self.done = done
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from codinet.train.reporting import Console, Reporter
+from codinet.train.reporting import Console, Reporter, Reporters, TimeLeft, in_words
 
 Said = pytest.CaptureFixture[str]
 ROW: dict[str, Any] = {
@@ -46,10 +46,10 @@ def test_a_table_goes_to_stderr(capsys: Said) -> None:
     assert said.out == ""
     title, headings, first, second, warning = said.err.splitlines()
     assert title == "Training resnet20"
-    assert " ".join(headings.split()) == "stage epoch loss cls con div γ train % held % cost paths bits on off"
-    assert " ".join(first.split()) == "joint 3 1.2346 1.0000 0.0100 0.2000 -0.0500 88.12 87.50 0.600 12 2.50 1 0"
+    assert " ".join(headings.split()) == "stage epoch loss cls con div γ train % held % cost paths"
+    assert " ".join(first.split()) == "joint 3 1.235 1.000 0.010 0.200 -0.0500 88.12 87.50 0.600 12"
     assert second.split()[:2] == ["joint", "4"]
-    assert len(headings) == len(first) == len(second)
+    assert len(headings) == len(first) == len(second) <= 80
     assert warning == "Warning: mind the gap"
 
 
@@ -102,4 +102,66 @@ def test_a_log_file_is_told_now_and_then_how_long_it_takes(
     with Console() as reporter:
         reporter.begin("title", steps=4, done=1)
         reporter.advance()
-    assert "step 2 of 4, about 0:00:0" in capsys.readouterr().err
+        reporter.advance()
+    assert "step 3 of 4, about 0:00:0" in capsys.readouterr().err
+
+
+def test_the_first_steps_give_an_estimate(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    with Console() as reporter:
+        reporter.begin("title", steps=20, done=1, evaluation=0.5)
+        for _ in range(3):
+            reporter.advance()
+    assert capsys.readouterr().err.splitlines() == ["title", "Estimated time: 4 minutes."]
+
+
+def test_the_time_left_does_not_jump() -> None:
+    """A slow first step and the evaluation after an epoch distort a mean of the last steps, not this estimate."""
+    now, estimates = 0.0, []
+    left = TimeLeft(100, 0, 0.2, now)
+    for step in range(100):
+        now += 31.0 if step == 0 else 1.0
+        left.step(now)
+        if step % 10 == 9:
+            now += 90.0 if step == 49 else 2.0  # one epoch is interrupted by something else
+            left.epoch(now)
+        seconds = left.seconds()
+        if seconds is not None:
+            estimates.append(seconds + step)  # would be constant if a step took exactly a second
+    assert len(estimates) == 99
+    assert all(abs(left.steps * 1.2 - estimate) < 25 for estimate in estimates)
+
+
+def test_the_time_left_of_epochs_of_one_step() -> None:
+    left = TimeLeft(4, 1, 0.0, 0.0)
+    assert left.seconds() is None
+    left.step(3.0)
+    left.epoch(5.0)
+    assert left.seconds() == 10.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (1, "5 seconds"),
+        (42, "40 seconds"),
+        (61, "1 minute"),
+        (200, "3 minutes"),
+        (5400, "1 hour 30 minutes"),
+        (7190, "2 hours"),
+    ],
+)
+def test_durations_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+def test_several_reporters_get_everything(capsys: Said) -> None:
+    with Reporters(Console(), Reporter(), Console()) as reporter:
+        reporter.begin("title", steps=4, done=1)
+        reporter.advance()
+        reporter.row(ROW)
+        reporter.warn("sentence")
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(lines)[::2] == sorted(lines)[1::2]
+    assert len(lines) == 8

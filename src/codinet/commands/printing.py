@@ -1,10 +1,12 @@
 """What commands print: notes, JSON documents, and tables that never break a word or a number."""
 
 import re
+import shlex
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codinet.errors import one_line
@@ -14,10 +16,70 @@ if TYPE_CHECKING:
 
 _UNLIMITED = 1_000_000  # columns
 
+# What a person may want to do after a command. {…} are its arguments.
+_NEXT: dict[str, tuple[tuple[str, str], ...]] = {
+    "train": (
+        ("codinet explore {run}", "see how it routes images"),
+        ("codinet eval {run} --curve", "accuracy at other costs, without training"),
+    ),
+    "eval": (("codinet report {run}", "figures"), ("codinet bench {run}", "measured speed")),
+    "predict": (("codinet explore {run}", "see why an image takes its path"),),
+    "analyze": (("codinet report {runs}", "the same as figures"),),
+    "report": (("codinet explore {runs[0]}", "a single run, image by image"),),
+    "explore": (("codinet export {run} --out model.onnx", "use it without codinet"),),
+    "sweep": (("codinet report {out}/*/", "figures of all runs"),),
+    "bench": (("codinet export {network} --out model.onnx", "use it without codinet"),),
+    "export": (("codinet bench {run}", "its speed on this machine"),),
+    "data": (("codinet train digits --preset demo", "a first training, under a minute"),),
+    "models": (
+        ("codinet train FOLDER --budget 0.6", "a network for your own images"),
+        ("codinet explore zoo:NAME", "a network of the zoo"),
+    ),
+}
+
 
 def note(sentence: str) -> None:
     """Print a remark on stderr; stdout is for the result."""
     print(f"codinet: {one_line(sentence)}", file=sys.stderr)
+
+
+def print_next(verb: str, values: dict[str, Any]) -> None:
+    """Suggest what to do next, on stderr, if a person reads stdout.
+
+    Args:
+        verb: The command that has ended.
+        values: Its arguments by name. A suggestion with an argument that is missing or empty is left out.
+    """
+    if values.get("json") or not sys.stdout.isatty():
+        return
+    if verb == "bench" and not _is_run(values.get("network")):  # a network without trained weights
+        return
+    lines = []
+    for command, purpose in _NEXT.get(verb, ()):
+        try:
+            lines.append((command.format_map({name: _Word(value) for name, value in values.items() if value}), purpose))
+        except (KeyError, IndexError):
+            continue
+    width = max((len(command) for command, _ in lines), default=0)
+    for command, purpose in lines:
+        print(one_line(f"next: {command:<{width}}  # {purpose}"), file=sys.stderr)
+
+
+def _is_run(name: Any) -> bool:
+    return str(name).startswith("zoo:") or Path(str(name)).is_dir()
+
+
+class _Word:
+    """An argument in a command line; several are separated by spaces."""
+
+    def __init__(self, value: Any) -> None:
+        self.values = list(value) if isinstance(value, list | tuple) else [value]
+
+    def __getitem__(self, place: int) -> "_Word":
+        return _Word(self.values[place])
+
+    def __format__(self, _form: str) -> str:
+        return " ".join(shlex.quote(str(value)) for value in self.values)
 
 
 def counted(number: int, noun: str) -> str:

@@ -50,11 +50,15 @@ class Args:
     """Print one JSON document."""
 
 
-def run(args: Args) -> None:
-    """Train the unfinished runs and summarise all; report failed runs as an error at the end."""
+def run(args: Args) -> dict[str, Path]:
+    """Train the unfinished runs and summarise all; report failed runs as an error at the end.
+
+    Returns:
+        The folder of the sweep, for the suggested next commands.
+    """
     if args.list:
         _list_papers(args.json)
-        return
+        return {}
 
     from codinet.environment import pick_device
 
@@ -97,6 +101,7 @@ def run(args: Args) -> None:
             f"{len(outcome.failures)} of {len(planned)} planned runs failed ({reasons}); the other results and the "
             f".log files are in {out}, and repeating the command retries the failed runs."
         )
+    return {"out": out}
 
 
 def _plan(args: Args, *, gpu: bool) -> list[PlannedRun]:

@@ -4,12 +4,15 @@ Under torchrun every process runs this command with the same flags, and only the
 """
 
 import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from codinet.commands import own_data
+from codinet.commands.config_file import with_file
 from codinet.commands.printing import counted, evaluation_rows, note, print_json, print_table
 from codinet.config import DATA_ROOT, PARTS, RunConfig, flag_of, resolve, unused_settings
 from codinet.errors import UserError, unknown
@@ -20,8 +23,10 @@ if TYPE_CHECKING:
     import torch
 
     from codinet.data import Dataset
+    from codinet.runs import RunFolder
     from codinet.train.distributed import World
 
+_MAX_SIBLINGS = 200  # folders next to a run that are searched for the static network
 _LARGE_STEP = 2**30  # bytes; smaller steps are not checked against the free memory
 
 
@@ -32,23 +37,27 @@ def _settings(part: str) -> Any:
 
 @dataclass(frozen=True)
 class Args:
-    source: tyro.conf.Positional[str]
-    """digits, cifar10, cifar100, svhn, an image folder, or an .npz file."""
     data: Annotated[dict[str, Any], _settings("data")]
     network: Annotated[dict[str, Any], _settings("network")]
     losses: Annotated[dict[str, Any], _settings("losses")]
     schedule: Annotated[dict[str, Any], _settings("schedule")]
     extra: Annotated[dict[str, Any], _settings("extra")]
-    seed: int = 0
-    """Seed of the initial weights, the image order, the augmentations and the noise."""
-    preset: str = "paper"
-    """Recipe whose values the other flags replace: paper, best, quick, demo."""
+    source: tyro.conf.Positional[str] = ""
+    """digits, cifar10, cifar100, svhn, an image folder, or an .npz file. Required unless --config has it."""
+    config: Path | None = None
+    """YAML or JSON file with flags and their values, or a run folder whose settings are used again. Flags on the
+    command line replace its values."""
+    seed: int | None = None
+    """Seed of the initial weights, the image order, the augmentations and the noise. Default: 0."""
+    preset: str | None = None
+    """Recipe whose values the other flags replace: paper, best, quick, demo, small. Default: paper; small for a small
+    image folder or .npz file that starts from the zoo."""
     out: Path | None = None
     """Run folder to write. Default: runs/ and a name made of source, network and seed."""
     resume: bool = False
     """Continue the run in --out with the flags it was started with, or start it if there is none."""
-    data_root: Path = DATA_ROOT
-    """Folder that holds the data sets."""
+    data_root: Path | None = None
+    """Folder that holds the data sets. Default: data, or what the environment variable CODINET_DATA names."""
     device: str | None = None
     """cpu, cuda, cuda:1, mps. Default: the best available."""
     compile: tyro.conf.DisallowNone[bool | None] = None
@@ -57,10 +66,12 @@ class Args:
     """Compute in bfloat16, losses in float32. Default: on CUDA."""
     kernels: tyro.conf.DisallowNone[bool | None] = None
     """With --compile and --amp, use fused kernels for narrow blocks. Default: on CUDA."""
-    sync_bn: bool = False
+    sync_bn: tyro.conf.DisallowNone[bool | None] = None
     """Under torchrun on GPUs, normalise by the batches of all processes together."""
-    loader: Literal["auto", "resident", "stream"] = "auto"
+    loader: Literal["auto", "resident", "stream"] | None = None
     """Where training images are kept: on the device, or outside it and streamed. Default: on the device if they fit."""
+    tensorboard: tyro.conf.DisallowNone[bool | None] = None
+    """Also write the metrics of every epoch for TensorBoard, into the folder tensorboard of the run."""
     wait_minutes: float = 10.0
     """Under torchrun, how long to wait for a process that does not respond."""
     json: bool = False
@@ -69,69 +80,156 @@ class Args:
 
 def config_from(args: Args) -> RunConfig:
     """The preset's config with the settings that are given as flags; not yet resolved."""
-    if args.preset not in PRESETS:
-        raise unknown("preset", args.preset, PRESETS)
-    preset = PRESETS[args.preset](args.source)
+    name = args.preset or "paper"
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    preset = PRESETS[name](args.source)
     if not args.network.get("routed", preset.network.routed):
         preset = as_static(preset)  # drops the preset's budget; --budget on the command line is an error
     parts: dict[str, Any] = {part: replace(getattr(preset, part), **getattr(args, part)) for part in PARTS}
-    return replace(preset, seed=args.seed, **parts)
+    if (parts["extra"].start or "").lower() == own_data.NONE:
+        parts["extra"] = replace(parts["extra"], start=None)
+    return replace(preset, seed=args.seed or 0, **parts)
 
 
-def run(args: Args) -> None:
-    """Train, and print the evaluation on the test images."""
-    config = config_from(args)
+def run(args: Args) -> dict[str, str]:
+    """Train, and print the evaluation on the test images.
+
+    Returns:
+        The run folder, for the suggested next commands; empty for processes that do not print.
+    """
+    typed, args = args, with_file(args) if args.config is not None else args
+    if not args.source:
+        raise UserError(
+            "SOURCE is required: a data set, an image folder or an .npz file, or --config with one; see codinet train "
+            "--help."
+        )
+    config_from(args)  # for its checks, before torch is imported
 
     from codinet.train import distributed
 
     device = distributed.own_device(args.device)
     with distributed.joined(device, wait_minutes=args.wait_minutes) as world:
-        _train(args, config, device, world)
+        return _train(args, typed, device, world)
 
 
-def _train(args: Args, config: RunConfig, device: "torch.device", world: "World") -> None:
+def _train(args: Args, typed: Args, device: "torch.device", world: "World") -> dict[str, str]:
+    """`typed` has the flags of the command line only."""
     from codinet.train import Execution, train
-    from codinet.train.reporting import Console
+    from codinet.train.reporting import Console, Reporter, Reporters
+    from codinet.train.tensorboard_log import TensorBoard, require_tensorboard
 
-    execution = Execution(args.compile, args.amp, args.kernels, args.sync_bn, args.loader)
+    if args.tensorboard:
+        world.on_rank0(require_tensorboard)
+    execution = Execution(args.compile, args.amp, args.kernels, bool(args.sync_bn), args.loader or "auto")
     amp = bool(execution.resolve(device, world).amp)
-    config, dataset = world.on_every_rank(lambda: _load(args, config, device, amp, world))
-    notes = world.on_rank0(lambda: _notes(args, config))
+    config, dataset, remark = world.on_every_rank(lambda: _load(args, device, amp, world))
+    out = args.out or Path("runs") / _folder_name(config)
+    notes = world.on_rank0(lambda: [*_notes(typed, args.source, config), *([remark] if remark else [])])
     for sentence in notes if world.is_rank0 else ():
         note(sentence)
+    reporter: Reporter = Console()
+    if args.tensorboard and world.is_rank0:
+        reporter = Reporters(TensorBoard(out), reporter)
     folder, evaluation = train(
-        args.out or Path("runs") / _folder_name(config),
+        out,
         config,
         dataset,
         device=device,
         resume=args.resume,
         execution=execution,
-        reporter=Console() if world.is_rank0 else None,
+        reporter=reporter if world.is_rank0 else None,
         world=world,
     )
     if not world.is_rank0:
-        return
+        return {}
+    static = _static_accuracy(folder) if config.network.routed else None
     if args.json:
-        print_json({"run": str(folder.path), **evaluation.summary()})
-    else:
-        rows = evaluation_rows(evaluation.summary())
-        print_table(f"{folder.path} on the {evaluation.n} test images", ["", ""], rows)
+        known = {} if static is None else {"static_accuracy": static[0]}
+        print_json({"run": str(folder.path), **evaluation.summary(), **known})
+        return {}
+    rows = evaluation_rows(evaluation.summary())
+    if static is not None:
+        rows.insert(1, ["accuracy of the static network", f"{static[0]:.2f} %"])
+    print_table(f"{folder.path} on the {evaluation.n} test images", ["", ""], rows)
+    if static is not None:
+        note(f"the static network is {static[1]}.")
+    elif config.network.routed:
+        path = shlex.quote(str(folder.path))
+        note(f"for the static network's accuracy: codinet train --config {path} --no-routed --out {path}-static")
+    return {"run": str(folder.path)}
 
 
-def _load(
-    args: Args, config: RunConfig, device: "torch.device", amp: bool, world: "World"
-) -> tuple[RunConfig, "Dataset"]:
-    """The complete config and its data, checked against each other and against the free memory."""
+def _static_accuracy(run: "RunFolder") -> tuple[float, str] | None:
+    """The accuracy of the static network on the same data, and where it comes from; None if it is unknown.
+
+    Looks at the network that the run started from, at the folders next to the run and at the zoo. Of several static
+    networks, one with the same seed comes first, then the most accurate one.
+    """
+    from codinet.runs import open_run
+    from codinet.zoo.shelf import ZOO, listed
+
+    start = run.config.extra.start
+    near = sorted(run.path.absolute().parent.glob("*/evaluation.json"))[:_MAX_SIBLINGS]
+    names = [*([start] if start else []), *(str(file.parent) for file in near)]
+    names += [f"{ZOO}{entry['name']}" for entry in listed() if entry["arch"] == run.config.network.arch]
+    found = []
+    for name in names:
+        try:
+            other = open_run(name)
+            network = other.config.network
+            if network.routed or network.arch != run.config.network.arch or not other.data.same_images(run.data):
+                continue
+            found.append((other.config.seed == run.config.seed, other.load_evaluation()["accuracy"], name))
+        except UserError:  # damaged, or not a run
+            continue
+    if not found:
+        return None
+    _, accuracy, name = max(found)
+    return accuracy, name
+
+
+def _load(args: Args, device: "torch.device", amp: bool, world: "World") -> tuple[RunConfig, "Dataset", str | None]:
+    """The complete config and its data, checked against each other and against the free memory, and a remark."""
     from codinet.data import load, locate
 
-    config = resolve(config, gpu=device.type == "cuda")
+    root, gpu = args.data_root or DATA_ROOT, device.type == "cuda"
+    config = resolve(config_from(args), gpu=gpu)
     # An absolute path, so that the run can be evaluated from any folder.
-    config = replace(config, source=locate(config.source, args.data_root))
-    dataset = load(config.source, args.data_root, image_size=config.data.image_size)
+    source = locate(args.source, root)
+    dataset = None if Path(source).is_dir() else load(source, root, image_size=config.data.image_size)
+    adapted = _adapt(args, source, dataset)
+    if adapted.args is not args:
+        config = resolve(config_from(adapted.args), gpu=gpu)
+    config = replace(config, source=source)
+    dataset = dataset or load(source, root, image_size=config.data.image_size)
     _require_small_cutout(config, dataset)
     if device.type == "cpu":
         _require_memory(config, dataset, bytes_per_value=2 if amp else 4, processes=world.size)
-    return config, dataset
+    return config, dataset, adapted.note
+
+
+def _adapt(args: Args, source: str, dataset: "Dataset | None") -> own_data.Adapted:
+    """Add the defaults of small data sets. An image folder has no `dataset` yet."""
+    from codinet.data.catalogue import KNOWN
+    from codinet.data.image_folder import summarise_folder
+    from codinet.runs import open_run
+
+    if source in KNOWN or own_data.start_given(args):
+        return own_data.Adapted(args)
+    if dataset is None:
+        summary = summarise_folder(Path(source), most=own_data.SMALL)
+        if summary is None:
+            return own_data.Adapted(args)
+        images, channels = summary
+    else:
+        images, channels = len(dataset.train), dataset.image_shape[0]
+    # A folder's name may depend on the network, which is part of the defaults.
+    new = own_data.adapt_new(args, images, channels, resizable=dataset is None)
+    out = args.out or Path("runs") / _folder_name(config_from(new.args))
+    if own_data.is_new(out, resume=args.resume):
+        return new
+    return own_data.adapt_resumed(args, open_run(out).config, images)
 
 
 def _require_small_cutout(config: RunConfig, dataset: "Dataset") -> None:
@@ -162,20 +260,20 @@ def _require_memory(config: RunConfig, dataset: "Dataset", *, bytes_per_value: i
         )
 
 
-def _notes(args: Args, config: RunConfig) -> list[str]:
-    """Where the training may differ from what the flags seem to say."""
+def _notes(typed: Args, source: str, config: RunConfig) -> list[str]:
+    """Where the training may differ from what the flags on the command line, and the source, seem to say."""
     from codinet.data.catalogue import KNOWN
     from codinet.data.image_folder import ignored_folders
 
     notes = []
     if config.source not in KNOWN:
-        if not Path(os.path.expanduser(args.source)).exists():
-            notes.append(f"{args.source} does not exist; using {config.source}.")
+        if not Path(os.path.expanduser(source)).exists():
+            notes.append(f"{source} does not exist; using {config.source}.")
         inner = ignored_folders(Path(config.source)) if Path(config.source).is_dir() else []
         if inner:
             more = f" and {counted(len(inner) - 1, 'more folder')}" if len(inner) > 1 else ""
             notes.append(f"images in {inner[0]}{more} are not read; put images directly into the folder of a class.")
-    given = [name for part in PARTS for name, value in getattr(args, part).items() if value != 0]  # 0 switches off
+    given = [name for part in PARTS for name, value in getattr(typed, part).items() if value != 0]  # 0 switches off
     unused = [flag_of(name) for name in given if name in unused_settings(config)]
     if unused:
         why = "--no-routed" if not config.network.routed else "a loss weight of 0"

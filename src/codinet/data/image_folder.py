@@ -82,6 +82,25 @@ def load_folder(folder: Path, *, image_size: int | None = None) -> Dataset:
     )
 
 
+class FolderSummary(NamedTuple):
+    """The content of an image folder, without its pixels."""
+
+    train: int  # number of training images
+    channels: int
+
+
+def summarise_folder(folder: Path, *, most: int) -> FolderSummary | None:
+    """Return the number of training images and their channels; None, without reading any, if there are `most` or more.
+
+    Only the headers of images are read.
+    """
+    train, test, _ = _find(folder)
+    if len(train.paths) >= most:
+        return None
+    headers = map_in_threads(read_header, [*train.paths, *test.paths], "Reading image headers")
+    return FolderSummary(len(train.paths), 1 if all(header.grey for header in headers) else 3)
+
+
 def ignored_folders(folder: Path) -> list[Path]:
     """Return the folders inside class folders that contain images, which are not read."""
     train = folder / "train"

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from codinet import files
 from codinet.config import PARTS, RunConfig, flag_of
+from codinet.data.catalogue import KNOWN
 from codinet.errors import UserError
 from codinet.sweep.plan import PlannedRun
 from codinet.sweep.summary import Result, read_result
@@ -123,6 +124,8 @@ def _flags(config: RunConfig) -> Iterator[str]:
                 yield from (flag, *map(str, value))
             else:
                 yield from (flag, str(value))
+    if config.extra.start is None and config.source not in KNOWN:  # small data sets start from the zoo by default
+        yield from ("--start", "none")
     yield from ("--seed", str(config.seed))
 
 

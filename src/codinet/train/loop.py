@@ -163,7 +163,10 @@ class _Training:
         self._announce(start)
         if self.setup.reinitialised and not found.tensors:
             parts = " and ".join(self.setup.reinitialised)
-            self.reporter.warn(f"The {parts} of {self.config.extra.start} do not fit; initialising new ones.")
+            new = (
+                "does not fit; initialising a new one" if parts == "classifier" else "do not fit; initialising new ones"
+            )
+            self.reporter.warn(f"The {parts} of {self.config.extra.start} {new}.")
         if found.tensors and found.processes != self.world.size:
             self.reporter.warn(
                 f"The number of processes changed from {found.processes} to {self.world.size}; random views and noise "
@@ -190,12 +193,22 @@ class _Training:
         done = epochs * self.splits.steps + start.step
         verb = "Resuming" if done else "Training"
         budget = f" to {self.controller.budget:g} of its static cost" if self.controller else ""
+        data, (_, height, width) = self.dataset, self.dataset.image_shape
         self.reporter.begin(
-            f"{verb} {self.config.network.arch} on {self.dataset.name}{budget}: "
+            f"{verb} {self.config.network.arch} on {data.name}{budget}: {len(data.train):,} training and "
+            f"{len(data.test):,} test images, {len(data.classes)} classes, {height}×{width}\n"
             f"{self.setup.table.static_macs / 1e6:.2f} M MACs static, {total} steps in {self.folder.path}",
             steps=total,
             done=done,
+            evaluation=self._evaluation_cost(),
         )
+
+    def _evaluation_cost(self) -> float:
+        """The images of an epoch's evaluations relative to those of its steps, where a backward pass counts twice."""
+        splits, schedule = self.splits, self.config.schedule
+        watched = len(splits.watched)
+        calibration = len(splits.calibration) if self.controller and splits.calibration is not splits.watched else 0
+        return (watched + calibration) / (3 * len(splits.train) * schedule.views)
 
     def _run_stage(self, number: int, start: Checkpoint) -> None:
         stage = self.stages[number]

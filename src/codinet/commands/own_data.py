@@ -1,0 +1,117 @@
+"""How `codinet train` treats a small data set of the user's own: it starts from a network of the zoo.
+
+A few hundred images do not suffice to train a network from new weights. The start becomes a setting of the run, as if
+--start had been given.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from codinet.config import DEFAULT_BUDGET, NetworkConfig, RunConfig
+
+if TYPE_CHECKING:
+    from codinet.commands.train import Args
+    from codinet.zoo.card import Card
+
+SMALL = 20_000  # training images from which on a data set is not small
+_MAX_BATCH = 32  # of the preset `small`
+NONE = "none"  # the value of --start for new weights
+
+
+class Adapted(NamedTuple):
+    """Flags with the defaults for a small data set, and a sentence about them."""
+
+    args: "Args"
+    note: str | None = None
+
+
+def start_given(args: "Args") -> bool:
+    """Whether the flags decide where the weights come from."""
+    return "start" in args.extra or args.extra.get("teacher") is not None
+
+
+def adapt_new(args: "Args", images: int, channels: int, *, resizable: bool) -> Adapted:
+    """Add the start from the zoo to the flags of a new run.
+
+    Args:
+        args: The flags, of which none decides about the start.
+        images: Number of training images.
+        channels: Channels of the images.
+        resizable: Whether images can be resized, as those of a folder.
+
+    Returns:
+        The flags, unchanged if the data set is not small or no network of the zoo fits.
+    """
+    if images >= SMALL:
+        return Adapted(args)
+    arch = args.network.get("arch", NetworkConfig.arch)
+    card = matching_card(arch, channels, args.network.get("router", "fc"), args.losses.get("budget") or DEFAULT_BUDGET)
+    if card is None:
+        if matching_card(NetworkConfig.arch, channels, "fc", DEFAULT_BUDGET) is None:
+            return Adapted(args)
+        return Adapted(
+            args,
+            f"{images:,} training images are few, and the zoo has no {arch} to start from; use --arch "
+            f"{NetworkConfig.arch} to start from a trained network.",
+        )
+    side = min(card["image_shape"][1:])
+    start = f"zoo:{card.name}"
+    sized = f" at {side}×{side}" if resizable and "image_size" not in args.data else ""
+    preset = "" if args.preset else " with --preset small"
+    adapted = _with_start(args, start, arch, side if resizable else None, images)
+    return Adapted(
+        adapted,
+        f"{images:,} training images are few: starting from {start}{sized}{preset}; --start none starts from new "
+        "weights.",
+    )
+
+
+def adapt_resumed(args: "Args", recorded: RunConfig, images: int) -> Adapted:
+    """Repeat the defaults of a run that was started before; a run without a start from the zoo keeps its flags."""
+    start = recorded.extra.start
+    if start is None or not start.startswith("zoo:"):
+        return Adapted(args)
+    return Adapted(_with_start(args, start, recorded.network.arch, recorded.data.image_size, images))
+
+
+def _with_start(args: "Args", start: str, arch: str, image_size: int | None, images: int) -> "Args":
+    schedule: dict[str, Any] = {}
+    if args.preset is None:
+        schedule = {"batch": max(2, min(_MAX_BATCH, images // 4))}  # some steps per epoch, however few images
+    return replace(
+        args,
+        preset=args.preset or "small",
+        data={"image_size": image_size, **args.data},
+        network={"arch": arch, **args.network},
+        schedule=schedule | args.schedule,
+        extra={"start": start, **args.extra},
+    )
+
+
+def matching_card(arch: str, channels: int, router: str, budget: float) -> "Card | None":
+    """The network of the zoo to start from.
+
+    Args:
+        arch: Its architecture.
+        channels: Channels of its images.
+        router: Kind of routers; networks with routers of this kind come first.
+        budget: Cost share; then those with about this cost.
+
+    Returns:
+        The most accurate of the best matching ones; None if the zoo has no such architecture.
+    """
+    from codinet.zoo.shelf import cards
+
+    fitting = [card for card in cards() if card["arch"] == arch and card["image_shape"][0] == channels]
+
+    def misfit(card: "Card") -> tuple[Any, ...]:
+        routed = card["routed"] and card["router"] == router
+        return not routed, int(10 * abs(card["cost_share"] - budget)), -card["accuracy"], card.name
+
+    return min(fitting, key=misfit, default=None)
+
+
+def is_new(out: Path, *, resume: bool) -> bool:
+    """Whether there is no run in `out` that is continued."""
+    return not (resume and (out / "config.json").exists())
