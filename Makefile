@@ -12,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/python -m codinet.demo --out runs/demo
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 attack: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --inputs 50000 --kills 1000 --jobs 2 --table attack.md
