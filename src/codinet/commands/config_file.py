@@ -87,6 +87,8 @@ def _parse_yaml(text: bytes) -> Any:
     except ImportError as error:
         raise UserError("YAML files require pyyaml; install it with pip install pyyaml, or use JSON.") from error
     try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("aliases are not supported")  # a few nested ones expand to gigabytes
         return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""

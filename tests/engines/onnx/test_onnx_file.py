@@ -54,7 +54,7 @@ def test_a_graph_equals_the_network(
             assert_same(engine(batch, threshold=threshold), reference)
 
 
-@pytest.mark.parametrize("arch", list_models())
+@pytest.mark.parametrize("arch", [name for name in list_models() if name != "resnet101"])  # has resnet50's blocks
 def test_every_network_of_the_registry(arch: str, of_registry: Callable, assert_same: Same) -> None:
     model, images, reference = of_registry(arch)
     size = images.shape[-1]
