@@ -1,6 +1,7 @@
 import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import codinet
 from codinet import environment
-from codinet.environment import commit, describe, pick_device
+from codinet.environment import commit, describe, pick_device, seconds_of, torch_threads
 from codinet.errors import UserError
 
 
@@ -101,3 +102,17 @@ def test_the_best_device_there_is() -> None:
 def test_a_device_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(UserError, match=f"Device '{name}' is not available; use --device cpu"):
         pick_device(name)
+
+
+def test_threads_are_restored_after_an_error() -> None:
+    before = torch.get_num_threads()
+    seen = []
+    with suppress(ValueError), torch_threads(before + 1):
+        seen.append(torch.get_num_threads())
+        raise ValueError
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_the_time_of_a_call_on_the_cpu() -> None:
+    assert 0.01 <= seconds_of(lambda: time.sleep(0.01), torch.device("cpu")) < 5

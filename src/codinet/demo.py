@@ -17,6 +17,7 @@ from codinet.commands import report
 from codinet.commands.printing import print_table
 from codinet.config import RunConfig, resolve
 from codinet.data import load
+from codinet.environment import torch_threads
 from codinet.evaluate import Evaluation
 from codinet.presets import as_static, as_vanilla, demo
 from codinet.report.drawing import to_png
@@ -50,14 +51,10 @@ def compare(out: Path, wanted: RunConfig) -> int:
     kinds = {"static": as_static(config), "vanilla": as_vanilla(config), "codinet": config}
     # One CPU thread: images of 8×8 pixels are too small for a GPU or a second thread to help.
     device = torch.device("cpu")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     found: dict[str, Evaluation] = {}
-    try:
+    with torch_threads(1):
         for name, kind in kinds.items():
             _, found[name] = train(out / name, kind, dataset, device=device, resume=True, reporter=Console())
-    finally:
-        torch.set_num_threads(threads)
     stages = ARCHITECTURES[config.network.arch].counts
     picture = out / "paths.png"
     files.write(picture, to_png(draw_run_rates(found["codinet"].paths, dataset.classes, stages)))

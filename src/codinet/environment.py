@@ -1,10 +1,15 @@
-"""The environment of a computation: versions, device, commit. Every run folder and result file records it."""
+"""The environment of a computation: versions, device, commit, which every run folder and result file records.
+
+Also the two things that every measurement needs: a number of CPU threads, and the time of a call on a device.
+"""
 
 import os
 import platform
 import signal
 import subprocess
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,33 @@ import codinet
 from codinet.errors import UserError
 
 GIT_SECONDS = 10.0  # `git describe` takes milliseconds, but can hang on a network drive
+
+
+@contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """Let torch use this many CPU threads, and as many as before on exit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that a call takes, including the work that it starts on the device."""
+    _synchronise(device)
+    start = time.perf_counter()
+    call()
+    _synchronise(device)
+    return time.perf_counter() - start
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def describe(device: torch.device) -> dict[str, Any]:

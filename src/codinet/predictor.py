@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,11 +181,12 @@ class Predictor:
         threads = min(MAX_THREADS, count_cores(), len(files))
         coming = iter(files)
         with DaemonThreadPool(threads) as pool:
-            queue = deque((file, pool.submit(partial(self._read_file, file))) for file in _take(coming, 2 * self.batch))
+            first = islice(coming, 2 * self.batch)
+            queue = deque((file, pool.submit(partial(self._read_file, file))) for file in first)
             while queue:
                 file, future = queue.popleft()
                 (image,) = wait_for([future], f"Reading {file}")
-                for following in _take(coming, 1):
+                for following in islice(coming, 1):
                     queue.append((following, pool.submit(partial(self._read_file, following))))
                 yield file, image
 
@@ -220,11 +222,6 @@ class Predictor:
 def _masked(model: RoutedNetwork, images_BCHW: torch.Tensor, *, threshold: float) -> RoutedOutput:
     """Answers as an engine does, but accepts any weights and computes every block."""
     return model(images_BCHW, decide=partial(hard, threshold=threshold))
-
-
-def _take(files: Iterator[Path], number: int) -> Iterator[Path]:
-    """The next files, at most `number`."""
-    return (file for _, file in zip(range(number), files, strict=False))
 
 
 def image_files(paths: Iterable[Path]) -> list[Path]:

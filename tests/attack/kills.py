@@ -44,7 +44,7 @@ SCENARIOS = [
 
 @dataclass
 class Result:
-    """What a campaign came to: counts of `kills`, runs that ended the `same`, and runs that were `lost`."""
+    """The outcome of a campaign: counts of `kills`, runs that ended the `same`, and runs that were `lost`."""
 
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)

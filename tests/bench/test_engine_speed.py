@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from codinet import environment
 from codinet.adopt import make_dynamic
 from codinet.bench import engine_speed, with_run_rate
 from codinet.bench.engine_speed import Call, Contestant, Setting, compare, contestants, measure, pick_engines
@@ -35,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(engine_speed, "time", clock)
+    monkeypatch.setattr(environment, "time", clock)
     return clock
 
 

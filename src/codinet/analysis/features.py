@@ -15,6 +15,7 @@ from safetensors.numpy import load as parse_tensors
 from torch import nn
 
 from codinet.data.free_memory import require_memory
+from codinet.environment import torch_threads
 from codinet.errors import UserError, first_line
 from codinet.evaluate import exact_inference
 from codinet.files import open_regular, unreadable
@@ -100,12 +101,8 @@ def _parallel_map(device: torch.device) -> Iterator[Callable]:
     if device.type != "cpu" or threads == 1:
         yield map
         return
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool.map
-    finally:
-        torch.set_num_threads(threads)
+    with torch_threads(1), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield pool.map
 
 
 @contextmanager

@@ -12,9 +12,9 @@ whole round cancels out.
 
 import copy
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from codinet.engines.choose import has_graph, has_onnx
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.engines.reference import MaskedEngine, StaticEngine
+from codinet.environment import seconds_of
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
@@ -237,7 +238,7 @@ def measure(
         progress(f"round {number + 1} of {rounds}", (number + 1) / (1 + rounds))
         first = number % len(contest)
         for entry in [*contest[first:], *contest[:first]]:
-            times = [_seconds(entry.call, part, setting.device) for part in batches]
+            times = [seconds_of(partial(entry.call, part), setting.device) for part in batches]
             calls[entry.name] += times
             totals[entry.name].append(sum(times))
     medians = {name: statistics.median(times) for name, times in totals.items()}
@@ -278,16 +279,6 @@ def _mean_macs(entry: Contestant, batches: Sequence[torch.Tensor], table: CostTa
         return table.static_macs
     paths_TN = torch.cat([entry.call(part).path_BN.cpu() for part in batches])
     return table.path_macs(paths_TN).mean().item()
-
-
-def _seconds(call: Call, images_BCHW: torch.Tensor, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    call(images_BCHW)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def _percentile(values: Sequence[float], fraction: float) -> float:

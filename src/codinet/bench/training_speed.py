@@ -6,7 +6,6 @@ that whatever slows a whole round cancels out in the ratios. A mode is a way to 
 """
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from codinet.config import RunConfig, resolve
 from codinet.cost import block_costs
 from codinet.create import create_model
 from codinet.data.batches import Resident
-from codinet.environment import is_out_of_memory
+from codinet.environment import is_out_of_memory, seconds_of
 from codinet.errors import UserError, first_line, unknown
 from codinet.presets import as_static, paper
 from codinet.train import accelerate
@@ -231,14 +230,11 @@ def _config(setting: TrainSetting, *, routed: bool) -> RunConfig:
 
 
 def _seconds(run_step: StepFn, steps: int, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(steps):
-        run_step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    def run() -> None:
+        for _ in range(steps):
+            run_step()
+
+    return seconds_of(run, device)
 
 
 def _state_mb(step: Step) -> float:

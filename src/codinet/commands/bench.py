@@ -72,9 +72,8 @@ class Args:
 
 
 def run(args: Args) -> None:
-    import torch
 
-    from codinet.environment import describe, is_out_of_memory, pick_device
+    from codinet.environment import describe, is_out_of_memory, pick_device, torch_threads
 
     if args.train:
         _reject_flags(args, _INFERENCE_FLAGS, "applies to inference; remove it or --train")
@@ -85,18 +84,15 @@ def run(args: Args) -> None:
         args = replace(args, batch=args.batch or (1, 64))
     _check(args)
     device = pick_device(args.device)
-    previous = torch.get_num_threads()
-    torch.set_num_threads(args.threads)
     try:
-        with _progress_bar() as progress:
-            rows = (_training_rows if args.train else _inference_rows)(args, device, progress)
-        environment = describe(device)
+        with torch_threads(args.threads):
+            with _progress_bar() as progress:
+                rows = (_training_rows if args.train else _inference_rows)(args, device, progress)
+            environment = describe(device)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise UserError(f"{device} has too little memory for this benchmark; use a smaller --batch.") from error
         raise
-    finally:
-        torch.set_num_threads(previous)
     if args.json:
         print_json({"rows": rows, "environment": environment})
     elif args.train:

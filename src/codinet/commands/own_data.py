@@ -113,5 +113,5 @@ def matching_card(arch: str, channels: int, router: str, budget: float) -> "Card
 
 
 def is_new(out: Path, *, resume: bool) -> bool:
-    """Whether there is no run in `out` that is continued."""
+    """Whether this is a new run: nothing in `out` is continued."""
     return not (resume and (out / "config.json").exists())

@@ -8,7 +8,6 @@ the graph engine if its kernels do not reproduce the network's output on the dev
 import copy
 import importlib.util
 import math
-import time
 import warnings
 from collections.abc import Callable
 
@@ -21,7 +20,7 @@ from codinet.engines.contract import Engine, require_finite
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import DTYPES, GraphEngine, StaticGraphEngine, why_not
 from codinet.engines.reference import MaskedEngine, StaticEngine
-from codinet.environment import pick_device
+from codinet.environment import pick_device, seconds_of
 from codinet.errors import UserError
 from codinet.model import CoDiNet, RoutedNetwork, require_network
 from codinet.relaxation import require_threshold
@@ -190,11 +189,5 @@ def _onnx(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> 
 
 def _fastest_of(engine: Callable[[torch.Tensor], object], images_BCHW: torch.Tensor) -> float:
     """Seconds of the fastest of a few calls; the first one is not counted."""
-    times = []
-    for _ in range(ROUNDS + 1):
-        start = time.perf_counter()
-        engine(images_BCHW)
-        if images_BCHW.device.type == "cuda":
-            torch.cuda.synchronize(images_BCHW.device)
-        times.append(time.perf_counter() - start)
+    times = [seconds_of(lambda: engine(images_BCHW), images_BCHW.device) for _ in range(ROUNDS + 1)]
     return min(times[1:])

@@ -11,10 +11,10 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 
 from codinet import files
 from codinet.engines import Engine, GraphEngine, StaticEngine, StaticGraphEngine, compile_engine
-from codinet.environment import device_name
+from codinet.environment import device_name, seconds_of, torch_threads
 from codinet.errors import UserError, first_line
 from codinet.evaluate import exact_inference
 from codinet.model import RoutedNetwork
@@ -124,7 +124,8 @@ def measure_time(
     number = min(IMAGES, len(order_T))
     chosen_I = order_T[((torch.arange(number) + 0.5) * len(order_T) / number).long()]
     path_IN = path_TN[chosen_I].float().to(device)
-    with torch.random.fork_rng(devices=[]), _limited_threads(device) as threads, exact_inference():
+    threads = THREADS if device.type == "cpu" else None
+    with torch.random.fork_rng(devices=[]), torch_threads(threads or torch.get_num_threads()), exact_inference():
         torch.manual_seed(0)
         image_1CHW = torch.randn(1, *image_shape).to(device)
         run, static = _engines(model, image_shape)
@@ -167,35 +168,8 @@ def _times(calls: dict[str, Call], number: int, device: torch.device) -> dict[st
             break
         index = turn * stride % number
         for name in names if turn % 2 else reversed(names):
-            times[name].setdefault(index, []).append(_seconds(calls[name], index, device))
+            times[name].setdefault(index, []).append(seconds_of(partial(calls[name], index), device))
     return times
-
-
-def _seconds(call: Call, index: int, device: torch.device) -> float:
-    _synchronise(device)
-    start = time.perf_counter()
-    call(index)
-    _synchronise(device)
-    return time.perf_counter() - start
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-
-
-@contextmanager
-def _limited_threads(device: torch.device) -> Iterator[int | None]:
-    """On a CPU, limit torch to `THREADS`; yields their number, or None on other devices."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(THREADS)
-    try:
-        yield THREADS if device.type == "cpu" else None
-    finally:
-        torch.set_num_threads(before)
 
 
 def _model(device: torch.device) -> str:

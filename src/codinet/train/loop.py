@@ -107,9 +107,16 @@ class _Training:
         self.config = config = self.sources.record_in(config)
         self.stages = stages_of(config)
         # Before the folder is created, so that settings that cannot work leave no folder behind.
-        how = {"sync_bn": execution.sync_bn, "loader": execution.loader}
         self.setup = setup = world.on_every_rank(
-            lambda: prepare(config, dataset, self.sources, device, world, **how)  # type: ignore[arg-type]
+            lambda: prepare(
+                config,
+                dataset,
+                self.sources,
+                device,
+                world,
+                sync_bn=execution.sync_bn,
+                loader=execution.loader,
+            )
         )
         if world.size > 1:
             seed_apart(config.seed, world.rank)
