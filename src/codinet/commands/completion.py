@@ -14,6 +14,11 @@ from typing import NamedTuple
 from codinet.cli import VERBS, parse
 from codinet.errors import UserError, unknown
 
+# zsh runs the bash script. A second compinit would forget the completions that were defined since the first one.
+_ZSH = """(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+autoload -Uz bashcompinit && bashcompinit
+"""
+
 
 class _Flag(NamedTuple):
     name: str
@@ -34,8 +39,7 @@ def script(shell: str = "") -> str:
     flags = {verb: _flags(verb) for verb in VERBS}
     if shell == "fish":
         return _fish(flags)
-    load = "autoload -Uz compinit && compinit\nautoload -Uz bashcompinit && bashcompinit\n"
-    return (load if shell == "zsh" else "") + _bash(flags)
+    return (_ZSH if shell == "zsh" else "") + _bash(flags)
 
 
 @cache
@@ -61,17 +65,17 @@ def _flags(verb: str) -> list[_Flag]:
 
 def _bash(flags: dict[str, list[_Flag]]) -> str:
     values = [
-        f'      "{verb} {flag.name}") words="{" ".join(flag.choices)}" ;;'
+        f'      "{verb} {flag.name}") found="{" ".join(flag.choices)}" ;;'
         for verb, all_flags in flags.items()
         for flag in all_flags
         if flag.choices
     ]
-    names = [f'      {verb}) words="{" ".join(flag.name for flag in flags[verb])}" ;;' for verb in flags]
+    names = [f'      {verb}) found="{" ".join(flag.name for flag in flags[verb])}" ;;' for verb in flags]
     lines = [
         "_codinet() {",
-        '  local cur="${COMP_WORDS[COMP_CWORD]}" words=""',
+        '  local cur="${COMP_WORDS[COMP_CWORD]}" found=""',
         "  if (( COMP_CWORD == 1 )); then",
-        f'    words="{" ".join(flags)}"',
+        f'    found="{" ".join(flags)}"',
         '  elif [[ "$cur" == -* ]]; then',
         '    case "${COMP_WORDS[1]}" in',
         *names,
@@ -81,7 +85,7 @@ def _bash(flags: dict[str, list[_Flag]]) -> str:
         *values,
         "    esac",
         "  fi",
-        '  COMPREPLY=($(compgen -W "$words" -- "$cur"))',
+        '  COMPREPLY=($(compgen -W "$found" -- "$cur"))',
         "}",
         "complete -o default -F _codinet codinet",
     ]
@@ -89,10 +93,16 @@ def _bash(flags: dict[str, list[_Flag]]) -> str:
 
 
 def _fish(flags: dict[str, list[_Flag]]) -> str:
-    lines = [f"complete -c codinet -n __fish_use_subcommand -f -a {verb} -d '{what}'" for verb, what in VERBS.items()]
+    lines = [
+        "function __codinet_verb",
+        "    set -l typed (commandline -opc)",
+        '    test (count $typed) -gt 1; and test "$typed[2]" = $argv[1]',
+        "end",
+        *(f"complete -c codinet -n __fish_use_subcommand -f -a {verb} -d '{what}'" for verb, what in VERBS.items()),
+    ]
     for verb, all_flags in flags.items():
         for flag in all_flags:
-            line = f"complete -c codinet -n '__fish_seen_subcommand_from {verb}' -l {flag.name.removeprefix('--')}"
+            line = f"complete -c codinet -n '__codinet_verb {verb}' -l {flag.name.removeprefix('--')}"
             line += f" -x -a '{' '.join(flag.choices)}'" if flag.choices else " -r" if flag.takes_value else ""
             lines.append(line)
     return "\n".join(lines)
