@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -25,6 +26,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tests.few_digits import save_few_digits
+from tests.hub_server import TOKEN, Hub, served_hub
 
 from codinet.adopt import import_vision
 from codinet.cli import main
@@ -47,6 +49,16 @@ settings.load_profile("unhurried")
 def _one_thread() -> None:
     """Workers of pytest-xdist share the cores, and sums in one order are equal bit for bit."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap() -> None:
+    """Has the garbage collector skip the modules and tests that are loaded, half a million objects that stay.
+
+    It would look at all of them in every full collection, here and in every forked process.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -155,6 +167,23 @@ def library(request: pytest.FixtureRequest) -> ModuleType:
     except UserError as error:
         pytest.skip(str(error))
     return importlib.import_module(request.param)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """An empty Hugging Face hub on this machine, in the place of the real one."""
+    from huggingface_hub import constants
+
+    with served_hub() as server:
+        monkeypatch.setenv("no_proxy", "*")
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        # What the environment variables HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_DISABLE_XET set at the first import.
+        monkeypatch.setattr(constants, "ENDPOINT", server.address)
+        template = f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        yield server
 
 
 @pytest.fixture

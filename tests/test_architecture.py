@@ -10,12 +10,13 @@ PACKAGE = Path(codinet.__file__).parent
 
 ORDER = [  # packages and root modules; each may import itself and those before it
     *("errors", "checks", "published", "notebook", "records", "files", "environment", "cuda_graphs", "kernels"),
-    *("relaxation", "routers", "backbones", "losses"),
+    *("relaxation", "routers", "backbones", "losses", "specs"),
     *(
         "config",
         "hub",
         "model",
         "adopt",
+        "networks",
         "cost",
         "presets",
         "data",
@@ -24,6 +25,7 @@ ORDER = [  # packages and root modules; each may import itself and those before 
         "run_reader",
         "zoo",
         "runs",
+        "saving",
         "create",
     ),
     *("engines", "predictor", "train"),

@@ -313,7 +313,11 @@ RUNS = [
     (no_weights, "has no trained network yet", "--resume"),
     (damaged_config, "config.json cannot be read as JSON", "restore it or train again"),
     (config_of_another_kind, "config.json is not a run's config", "restore it or train again"),
-    (config_with_another_network, "does not fit resnet32", "restore the file or train again"),
+    (
+        config_with_another_network,
+        "holds the weights of another network than resnet32",
+        "restore the file or train again",
+    ),
     (no_config, "config.json does not exist", "a run folder"),
     (data_moved_away, "The file gone/few.npz does not exist", "check the path"),
 ]
@@ -349,7 +353,7 @@ def test_runs_that_cannot_be_learnt_from(
 
 def test_a_start_from_another_network(place: Place, capsys: Said) -> None:
     sentence = refused(place.train("--start", str(place.finished), "--arch", "resnet32"), capsys)
-    assert "holds a resnet20 that does not fit this network" in sentence
+    assert "a resnet20, does not fit this network" in sentence
     assert "use a run of the same architecture" in sentence
     assert not (place.folder / "out").exists()
 

@@ -217,29 +217,6 @@ def test_the_suggestions_are_commands_with_their_arguments(monkeypatch: pytest.M
     assert said == ["next: codinet report a 'b c'", "next: codinet explore a"]
 
 
-def test_one_completion_script_knows_every_verb(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    for shell in ("bash", "zsh", "fish"):
-        assert main(["--completion", shell]) == 0
-        said = capsys.readouterr().out
-        assert all(word in said for word in (*VERBS, "epochs", "no-routed", "straight-through"))
-        if shell == "bash":
-            tab = 'COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _codinet; echo "${COMPREPLY[@]}"'
-            for words, completed in (
-                ("tr", "train"),
-                ("train --ro", "--routed --router"),
-                ("train digits --router ''", "fc cnn rnn"),
-                ("export --path", "--path"),
-                ("train dig", ""),
-            ):
-                code = f"{said}\nCOMP_WORDS=(codinet {words}); {tab}"
-                done = subprocess.run(["bash", "-c", code], capture_output=True, text=True)
-                assert (done.stdout.strip(), done.stderr) == (completed, "")
-    assert main(["--completion"]) == 2
-    assert main(["--completion", "bsh"]) == 2
-    assert "perhaps you meant bash" in capsys.readouterr().err
-
-
 def test_an_error_of_the_system_is_one_sentence(capsys: Said) -> None:
     assert main(["eval", "x" * 300]) == 2
     assert capsys.readouterr().err.endswith("xxx: File name too long; check the path.\n")

@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from codinet import CoDiNet, CostTable, UserError, block_costs, create_model, list_models, make_dynamic
+from codinet import CostTable, UserError, block_costs, create_model, list_models, make_dynamic
 from codinet.backbones import ARCHITECTURES
+from codinet.model import RoutedNetwork
 from codinet.routers import ROUTERS
 
 quick = settings(deadline=None, derandomize=True, max_examples=25)
 HAND = CostTable((100, 200, 300), (0, 50, 0), (1, 2, 3), fixed=10, image_shape=(3, 8, 8), paper_unit=2)
 
 
-def counted(model: CoDiNet, function: Callable[..., Any], *args: Any) -> tuple[int, Any]:
+def counted(model: RoutedNetwork, function: Callable[..., Any], *args: Any) -> tuple[int, Any]:
     """The MACs of the layers that a call goes through, and what the call returns."""
     seen: list[int] = []
     handles = [
@@ -44,7 +45,7 @@ def layer_macs(layer: nn.Module, output: Any) -> int:
     return 0
 
 
-def table_by_layers(model: CoDiNet, images_BCHW: torch.Tensor) -> CostTable:
+def table_by_layers(model: RoutedNetwork, images_BCHW: torch.Tensor) -> CostTable:
     fixed, x = counted(model, model.stem, images_BCHW)
     state = () if model.routers is None else model.routers.start(images_BCHW)
     run, skip, router = [], [], []
@@ -62,9 +63,10 @@ def table_by_layers(model: CoDiNet, images_BCHW: torch.Tensor) -> CostTable:
     return CostTable(tuple(run), tuple(skip), tuple(router), fixed, shape, paper_unit=model.paper_unit)
 
 
-def assert_the_layers_agree(model: CoDiNet, size: int) -> None:
-    images_BCHW = torch.empty(1, model.config.in_channels, size, size, device="meta")
-    table = block_costs(model, (model.config.in_channels, size, size))
+def assert_the_layers_agree(model: RoutedNetwork, size: int) -> None:
+    assert model.in_channels is not None
+    images_BCHW = torch.empty(1, model.in_channels, size, size, device="meta")
+    table = block_costs(model, (model.in_channels, size, size))
     assert table == table_by_layers(model, images_BCHW)
     assert table.static_macs + sum(table.router_N) == counted(model, model, images_BCHW)[0]
 

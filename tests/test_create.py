@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from codinet import UserError, create_model, list_pretrained
+from codinet.config import ModelConfig
 from codinet.runs import open_run
 from codinet.zoo.shelf import listed
 
@@ -81,5 +82,5 @@ def test_an_empty_zoo_is_reported(empty_zoo: Path) -> None:
 
 def test_without_pretrained_the_zoo_is_not_read(zoo: Path) -> None:
     (zoo / f"{NAME}.json").write_text("{")
-    assert create_model("resnet20").config.num_classes == 10
-    assert create_model("resnet20", num_classes=3, in_channels=1).config.in_channels == 1
+    assert create_model("resnet20").config == ModelConfig("resnet20")
+    assert create_model("resnet20", num_classes=3, in_channels=1).in_channels == 1

@@ -8,6 +8,7 @@ from codinet import RoutedOutput, create_model
 from codinet.cost import CostTable, block_costs
 from codinet.errors import UserError
 from codinet.evaluate import evaluate, exact_inference, impossible_figure
+from codinet.train.splits import join
 
 # Skipping all costs 100 + 5 + 2; running the first block adds 10, the second 20 - 5.
 TABLE = CostTable(run_N=(10, 20), skip_N=(0, 5), router_N=(1, 1), fixed=100, image_shape=(1, 2, 2), paper_unit=2)
@@ -82,6 +83,33 @@ def test_the_summary_is_the_figures_without_the_table() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("classes", "labels", "expected"), [(5, [0, 4, 1, 2], None), (7, [0, 4, 5, 6], 50.0), (7, [0, 1, 2, 3], 100.0)]
+)
+def test_top_five_needs_more_than_five_classes(classes: int, labels: list[int], expected: float | None) -> None:
+    def model(number_B: torch.Tensor) -> RoutedOutput:
+        path_BN = PATHS[number_B]
+        logits_BK = -torch.arange(float(classes)).expand(len(number_B), classes)  # the first class is the likeliest
+        return RoutedOutput(logits_BK, torch.zeros(*path_BN.shape, 2), path_BN)
+
+    parts = [
+        evaluate(model, [(number, label)], TABLE)
+        for number, label in zip(torch.arange(4).split(3), torch.tensor(labels).split(3), strict=True)
+    ]
+    found = evaluate(model, [(torch.arange(4), torch.tensor(labels))], TABLE)
+    assert found.top5_accuracy == join(parts, TABLE).top5_accuracy == expected
+    assert found.summary().get("top5_accuracy") == expected
+    assert ("top5_accuracy" in found.summary()) == (expected is not None)
+
+
+def test_equal_logits_do_not_make_the_top_five_worse_than_the_top_one() -> None:
+    logits_BK, paths_BN = torch.zeros(4, 9), torch.ones(4, 2)
+    output = RoutedOutput(logits_BK, torch.zeros(4, 2, 2), paths_BN)
+    label = int(logits_BK.softmax(dim=1).max(dim=1).indices[0])
+    found = evaluate(lambda _images: output, [(torch.zeros(4), torch.full((4,), label))], TABLE)
+    assert found.accuracy == found.top5_accuracy == 100
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_network_is_evaluated_twice_alike_and_left_as_it_was(training: bool) -> None:
     torch.manual_seed(0)
@@ -98,10 +126,10 @@ def test_a_network_is_evaluated_twice_alike_and_left_as_it_was(training: bool) -
 
 def test_parts_that_are_frozen_stay_so() -> None:
     model = create_model("resnet20").train()
-    model.bn1.eval()
+    model.get_submodule("bn1").eval()
     evaluate(model, [(torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.long))], block_costs(model, (3, 32, 32)))
     assert model.training
-    assert not model.bn1.training
+    assert not model.get_submodule("bn1").training
 
 
 def test_the_mode_is_restored_even_when_the_images_do_not_fit() -> None:
@@ -180,6 +208,9 @@ def test_a_loader_that_does_not_give_pairs_is_rejected(loader: Any, got: str) ->
         ({"n": 4.0}, "n"),
         ({"distinct_paths": 0}, "distinct_paths"),
         ({"path_entropy": None}, "path_entropy"),
+        ({"top5_accuracy": 80}, None),
+        ({"top5_accuracy": 100.5}, "top5_accuracy"),
+        ({"top5_accuracy": "80"}, "top5_accuracy"),
     ],
 )
 def test_figures_that_no_evaluation_has_are_named(change: dict[str, Any], odd: str | None) -> None:

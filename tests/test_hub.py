@@ -1,61 +1,45 @@
-"""What the documentation says about `Predictor` and the Hugging Face hub, without a network connection."""
+"""Publishing a run on the Hugging Face hub and loading it again, against a server on this machine.
 
-import re
+tests/docs runs the examples of the documentation against the same server.
+"""
+
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
-from PIL import Image
+from tests.hub_server import COMMIT, UPLOAD_WARNING, Hub
 
 from codinet import CoDiNet, UserError, open_run
 
-DOCS = Path(__file__).parents[1] / "docs" / "inference.md"
 
-
-def code_with(text: str) -> str:
-    (code,) = [part for part in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if text in part]
-    return code
-
-
-@pytest.fixture
-def place(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder with what the examples use."""
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "mine").symlink_to(finished_run)
-    (tmp_path / "photos").mkdir()
-    for file in ("cat.jpg", "photos/a.png", "photos/b.jpg"):
-        Image.new("RGB", (30, 20), "gray").save(tmp_path / file)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_the_documented_predictor(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(code_with("predict_files"), {})
-    first, *files = capsys.readouterr().out.splitlines()
-    assert first.split()[0] in open_run("runs/mine").data.classes
-    assert [line.split()[0] for line in files] == ["photos/a.png", "photos/b.jpg"]
-    assert all("Prediction(" in line for line in files)
-
-
-def test_the_documented_way_to_the_hub_and_back(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def push(model: CoDiNet, repo_id: str, *, results: dict[str, Any]) -> str:
-        model.save_pretrained(place / repo_id, results=results, repo_id=repo_id)
-        return "address"
-
-    monkeypatch.setattr(CoDiNet, "push_to_hub", push)
-    names: dict[str, Any] = {}
-    exec(code_with("push_to_hub"), names)
-    run, config = open_run("runs/mine"), names["config"]
-    assert (config.classes, config.mean, config.std) == (run.data.classes, run.data.mean, run.data.std)
-    assert config == run.load_model().config
-    card = ModelCard.load(place / "me" / "flowers" / "README.md")
-    assert 'from_pretrained("me/flowers")' in card.text
+@pytest.mark.filterwarnings(UPLOAD_WARNING)
+def test_a_published_run_is_the_same_network(finished_run: Path, hub: Hub) -> None:
+    run = open_run(finished_run)
+    address = run.push_to_hub("me/digits")
+    assert str(address) == f"{hub.address}/me/digits/commit/{COMMIT}"
+    assert sorted(hub.files) == [f"me/digits/{name}" for name in ("README.md", "config.json", "model.safetensors")]
+    assert len(hub.objects) == 1  # the weights go through Git LFS
+    model, own = CoDiNet.from_pretrained("me/digits"), run.load_model()
+    assert model.config == own.config
+    assert (model.config.classes, model.config.mean, model.config.std) == (
+        run.data.classes,
+        run.data.mean,
+        run.data.std,
+    )
+    images = torch.randn(4, *run.data.image_shape)
+    assert torch.equal(model(images).logits_BK, own(images).logits_BK)
+    card = ModelCard(hub.files["me/digits/README.md"].decode())
+    assert 'codinet.load("me/digits")' in card.text
     assert f"| accuracy | {run.load_evaluation()['accuracy']:.2f} % |" in card.text
     assert f"| data | {Path(run.data.name).name} |".replace("_", "\\_") in card.text
-    assert capsys.readouterr().out.splitlines()[-1].split()[0] in config.classes
+    assert card.data.to_dict()["pipeline_tag"] == "image-classification"
+
+
+def test_a_repository_that_does_not_exist_is_an_error(hub: Hub) -> None:
+    with pytest.raises(UserError, match="'me/absent' cannot be loaded"):
+        CoDiNet.from_pretrained("me/absent")
+    assert not hub.files
 
 
 def test_a_run_that_is_not_finished_is_not_published(own_run: Path, tmp_path: Path) -> None:

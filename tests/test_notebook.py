@@ -78,11 +78,11 @@ def test_a_run_shows_settings_results_and_paths(zoo: Path, digits_run: Path, tmp
         assert "resnet20, fc routers" in html
         assert len(titles(html)) == 9 * 11
     data = replace(run.data, name="<i>mine</i>", classes=("<b>zero", *run.data.classes[1:]))
-    strange = RunFolder(digits_run, run.config, data, {})._repr_html_()
+    strange = RunFolder(digits_run, run.config, data, {}, run.groups)._repr_html_()
     assert "<b>zero, block 1" in " ".join(titles(strange))
-    unfinished = RunFolder(tmp_path, run.config, data, {})._repr_html_()
+    unfinished = RunFolder(tmp_path, run.config, data, {}, run.groups)._repr_html_()
     assert "not finished: 0 epochs" in unfinished
     (tmp_path / "evaluation.json").write_text("{}")
-    damaged = RunFolder(tmp_path, run.config, data, {})._repr_html_()
+    damaged = RunFolder(tmp_path, run.config, data, {}, run.groups)._repr_html_()
     assert "is not an evaluation" in damaged
     assert titles(damaged) == []

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from codinet import CoDiNet, CostTable, block_costs, create_model
+from codinet import CostTable, block_costs, create_model
 from codinet.backbones import ARCHITECTURES, StrideOn
+from codinet.model import RoutedNetwork
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +16,7 @@ def on_shapes_alone() -> Iterator[None]:
         yield
 
 
-def parameters(model: CoDiNet) -> int:
+def parameters(model: RoutedNetwork) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -10,9 +10,10 @@ from codinet.cost import block_costs
 from codinet.data import Dataset
 from codinet.data.batches import Resident
 from codinet.model import CoDiNet
-from codinet.presets import PRESETS, as_static, as_vanilla
+from codinet.presets import PRESETS, as_static, as_vanilla, imagenet
 from codinet.run_reader import DataInfo
 from codinet.train.budget import BudgetController
+from codinet.train.splits import augmentation_of
 from codinet.train.stages import Stage, stages_of
 from codinet.train.step import Step, Task
 
@@ -27,7 +28,7 @@ def step_once(config: RunConfig, stage: Stage, data: Dataset) -> None:
     budget = config.losses.budget
     controller = BudgetController(budget, steps=10, device=CPU) if budget else None
     resident = Resident.of(data.train, data, CPU)
-    step = Step(Task(model, resident, table, config, controller, pad=data.pad, flip=data.flip), stage)
+    step = Step(Task(model, resident, table, config, augmentation_of(config, data), controller), stage)
     step.lr.fill_(stage.lr)
     step()
     assert step.first_nonfinite() is None
@@ -66,3 +67,17 @@ def test_the_static_form_of_a_run_routes_nothing_and_has_no_budget() -> None:
 def test_the_vanilla_form_of_a_run_keeps_its_budget() -> None:
     config = as_vanilla(PRESETS["demo"]("digits"))
     assert (config.losses.alpha, config.losses.beta, config.losses.budget) == (0, 0, 0.6)
+
+
+def test_imagenet_is_the_papers_recipe() -> None:
+    config = resolve(imagenet("photos"), gpu=True)
+    assert (config.network.arch, config.network.stride_on) == ("resnet50", "1x1")
+    assert (config.data.image_size, config.data.crop, config.data.view, config.data.min_area) == (
+        224,
+        224 / 256,
+        "resized",
+        0.08,
+    )
+    stage = stages_of(config)[0]
+    assert [stage.lr_at(epoch) for epoch in (29.9, 30, 60, 90)] == pytest.approx([0.1, 0.01, 0.001, 0.0001])
+    assert (stage.epochs, config.schedule.finetune, config.schedule.batch) == (100, 10, 256)

@@ -26,7 +26,7 @@ from codinet.zoo.zoo_run import ZooRun, open_zoo
 @pytest.fixture
 def folder(tmp_path: Path, small_run: RunConfig, few: Dataset) -> RunWriter:
     """A run that has just started."""
-    return RunWriter.create(tmp_path / "deep" / "run", small_run, DataInfo.of(few), {"torch": "2"})
+    return RunWriter.create(tmp_path / "deep" / "run", small_run, DataInfo.of(few), {"torch": "2"}, (3, 3, 3))
 
 
 def test_a_folder_is_opened_as_it_was_created(folder: RunWriter) -> None:
@@ -90,7 +90,7 @@ def test_load_own_dataset_refuses_other_data(folder: RunWriter) -> None:
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path, small_run: RunConfig, few: Dataset) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"Cannot make the run folder .*file/run: Not a directory"):
-        RunWriter.create(tmp_path / "file" / "run", small_run, DataInfo.of(few), {})
+        RunWriter.create(tmp_path / "file" / "run", small_run, DataInfo.of(few), {}, (3, 3, 3))
 
 
 def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_weights_of_another_network_are_refused(own_run: Path) -> None:
     file = own_run / "model.safetensors"
     model = create_model("resnet32", in_channels=1)
     save_tensors(file, model.state_dict())
-    with pytest.raises(UserError, match=r"weights of another network: .* does not fit resnet20 \(nor do \d+ more\)"):
+    with pytest.raises(UserError, match=r"of another network than resnet20: .* is not expected, .*, and \d+ more"):
         RunFolder.open(own_run).load_model()
 
 
@@ -330,15 +330,15 @@ def test_a_misfitting_weight_is_reported_with_its_source(own_run: Path) -> None:
     tensors, _ = load_tensors(file)
     tensors["fc.weight"] = tensors["fc.weight"][:, :3]
     config = ModelConfig("resnet20", in_channels=1)
-    with pytest.raises(UserError, match=r"^zoo:x holds .* another network: fc\.weight does not fit resnet20; restore"):
+    with pytest.raises(UserError, match=r"^zoo:x holds .* resnet20: fc\.weight is float32 10×3 instead of float32 1"):
         trained_network(config, tensors, "zoo:x")
 
 
 @pytest.mark.parametrize(
     ("name", "spoil", "words"),
     [
-        ("fc.weight", lambda tensor: tensor.int(), r"another network: fc\.weight does not fit"),
-        ("fc.weight", lambda tensor: tensor.double(), r"another network: fc\.weight does not fit"),
+        ("fc.weight", lambda tensor: tensor.int(), r"another network than resnet20: fc\.weight is "),
+        ("fc.weight", lambda tensor: tensor.double(), r"another network than resnet20: fc\.weight is "),
         ("fc.weight", lambda tensor: tensor * torch.nan, r"fc\.weight in .* holds NaN or infinity"),
         ("bn1.running_var", lambda tensor: tensor / 0, r"bn1\.running_var in .* holds NaN or infinity"),
     ],

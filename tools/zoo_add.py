@@ -13,6 +13,7 @@ import torch
 import tyro
 
 from codinet import files
+from codinet.backbones import ARCHITECTURES
 from codinet.cli import guarded, parse
 from codinet.commands.printing import evaluation_rows, print_json, print_table
 from codinet.cost import CostTable, block_costs
@@ -20,11 +21,12 @@ from codinet.data import DATA_ROOT
 from codinet.data.catalogue import KNOWN
 from codinet.environment import describe, pick_device
 from codinet.errors import UserError
-from codinet.evaluate import FIGURES, Evaluation, evaluate_test_set
+from codinet.evaluate import FIGURES, TOP5, Evaluation, evaluate_test_set
 from codinet.records import PathTable
 from codinet.run_reader import RunReader
 from codinet.runs import open_run
-from codinet.zoo.card import BATCH, FORMAT, Card
+from codinet.specs import library_versions
+from codinet.zoo.card import BATCH, FORMAT, GROUPS, Card
 from codinet.zoo.shelf import NAME, zoo_folder
 from codinet.zoo.zoo_run import identity_of, pack_paths, widened
 
@@ -68,6 +70,7 @@ def add(
         halved |= pack_paths(PathTable(*(column[order_T] for column in evaluation.paths)))
     file = folder / f"{name}.safetensors"
     _check_size(folder, file, halved)
+    assert model.config is not None
     files.save_tensors(file, halved, about=dataclasses.asdict(model.config))
     table = block_costs(model, run.data.image_shape)
     card = _card(run, name, as_trained, evaluation, table, tested, device, file)
@@ -95,7 +98,7 @@ def _check_run(run: RunReader) -> dict[str, float]:
             f"{', '.join(KNOWN)} only."
         )
     evaluation = run.load_evaluation()
-    return {key: evaluation[key] for key in FIGURES}
+    return {key: evaluation[key] for key in (*FIGURES, TOP5) if key in evaluation}
 
 
 def _to_half(key: str, tensor: torch.Tensor, run: RunReader) -> torch.Tensor:
@@ -144,9 +147,10 @@ def _card(
         "seed": run.config.seed,
         "commit": run.environment.get("commit"),
         "device": str(run.environment.get("device")),
-        "versions": {key: run.environment.get(key) for key in _VERSIONS},
+        "versions": {key: run.environment.get(key) for key in (*_VERSIONS, *library_versions(network.arch))},
         "wall_s": run.wall_seconds(),
         **evaluation.summary(),
+        **({} if network.arch in ARCHITECTURES else {GROUPS: list(run.groups)}),
         "threshold": THRESHOLD,
         "as_trained": as_trained,
         "measured": {key: environment[key] for key in (*_VERSIONS, "commit", "device")} | {"batch": BATCH},
@@ -191,8 +195,8 @@ def _print(card: Card, args: Args) -> None:
         print_json(card.content)
         return
     title = f"Added {card.name} to the zoo ({card['bytes'] / 1e6:.2f} MB)"
-    before, after = evaluation_rows(card["as_trained"]), evaluation_rows(card.figures())
-    rows = [[*row, new[1]] for row, new in zip(before, after, strict=True)]
+    before = dict(evaluation_rows(card["as_trained"]))
+    rows = [[name, before.get(name, "–"), new] for name, new in evaluation_rows(card.figures())]
     print_table(title, ["", "as trained", "in half precision"], rows)
 
 

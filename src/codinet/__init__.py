@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from codinet.model import CoDiNet
     from codinet.records import PathTable, RoutedOutput
     from codinet.runs import open_run
+    from codinet.saving import load, save
+    from codinet.specs import allow_code
     from codinet.thresholds import threshold_for
 
 __version__ = "0.1.0"
@@ -24,13 +26,16 @@ __all__ = [
     "PathTable",
     "RoutedOutput",
     "UserError",
+    "allow_code",
     "block_costs",
     "compile_engine",
     "create_model",
     "list_models",
     "list_pretrained",
+    "load",
     "make_dynamic",
     "open_run",
+    "save",
     "threshold_for",
 ]
 
@@ -42,13 +47,16 @@ _MODULES = {
     "PathTable": "codinet.records",
     "RoutedOutput": "codinet.records",
     "UserError": "codinet.errors",
+    "allow_code": "codinet.specs",
     "block_costs": "codinet.cost",
     "compile_engine": "codinet.engines",
     "create_model": "codinet.create",
     "list_models": "codinet.create",
     "list_pretrained": "codinet.create",
+    "load": "codinet.saving",
     "make_dynamic": "codinet.adopt",
     "open_run": "codinet.runs",
+    "save": "codinet.saving",
     "threshold_for": "codinet.thresholds",
 }
 

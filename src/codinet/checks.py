@@ -1,12 +1,12 @@
 """Checks of arguments. A wrong argument is a `UserError` whose message states the rule and the value.
 
-All checks except `require_finite` read only types, shapes, dtypes and devices, never tensor values. So they can be part
-of a compiled function or a captured CUDA graph, and they never wait for a GPU.
+All checks except `require_finite` and `require_weights` read only types, shapes, dtypes and devices, never tensor
+values. So they can be part of a compiled function or a captured CUDA graph, and they never wait for a GPU.
 """
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,3 +131,49 @@ def require_image_shape(shape: Any) -> tuple[int, int, int]:
         require_whole(f"{name} of image_shape", size, 1, LARGEST_SIDE)
     channels, height, width = shape
     return int(channels), int(height), int(width)
+
+
+def describe_misfits(given: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], most: int = 2) -> str:
+    """The first tensors whose names, shapes or dtypes differ, as a clause; empty if there are none."""
+    kinds = {name: tuple(_tensor_kind(of.get(name)) for of in (given, expected)) for name in {*given, *expected}}
+    odd = [(name, *kind) for name, kind in sorted(kinds.items()) if kind[0] != kind[1]]
+    listed = [
+        f"{name} is missing"
+        if found is None
+        else f"{name} is not expected"
+        if wanted is None
+        else f"{name} is {found} instead of {wanted}"
+        for name, found, wanted in odd[:most]
+    ]
+    return ", ".join(listed) + (f", and {len(odd) - most} more differ" if len(odd) > most else "")
+
+
+def _tensor_kind(tensor: torch.Tensor | None) -> str | None:
+    """The dtype and shape of a tensor, such as "float32 10×64"."""
+    if tensor is None:
+        return None
+    return f"{str(tensor.dtype).removeprefix('torch.')} {'×'.join(map(str, tensor.shape))}".rstrip()
+
+
+def require_weights(
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    arch: str,
+    source: str,
+    advice: str = "restore the file or train again",
+) -> None:
+    """Require weights that a network can be loaded with: the expected names, shapes and dtypes, and finite values.
+
+    Args:
+        tensors: The weights.
+        expected: The network's own.
+        arch: The network's name.
+        source: Where the weights come from.
+        advice: What to do about weights that do not fit.
+    """
+    misfits = describe_misfits(tensors, expected)
+    if misfits:
+        raise UserError(f"{source} holds the weights of another network than {arch}: {misfits}; {advice}.")
+    bad = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
+    if bad is not None:
+        raise UserError(f"{bad} in {source} holds NaN or infinity; restore the file or train again.")

@@ -18,10 +18,16 @@ from codinet.errors import UserError
 
 DATA_ROOT = Path(os.environ.get("CODINET_DATA", "data"))  # default of --data-root
 DEFAULT_BUDGET = 0.6
+SMALLEST_CROP = 0.01
 DEFAULT_DISTILL = 0.5
+PADDED: Literal["padded"] = "padded"  # values of --view
+RESIZED: Literal["resized"] = "resized"
 PARTS = ("data", "network", "losses", "schedule", "extra")  # of a RunConfig, each a dataclass
 # Entries that older config files lack; they get their defaults.
-_ADDED_LATER = frozenset({"cutout", "extra", "milestones", "watch"})
+_ADDED_LATER = frozenset(
+    {"cutout", "extra", "milestones", "watch", "crop", "blocks", "drop_path", "optimizer", "decay_norms", "clip"}
+    | {"pretrained", "weights", "weights_sha256", "view", "min_area", "on_damaged"}
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,18 @@ class DataConfig:
     """Where the images come from."""
 
     image_size: int | None = None
-    """Side length in pixels to which the images of a folder are resized. Default: their own size."""
+    """Side length in pixels to which the images of a folder are resized. Default: their own size, or for timm:NAME and
+    torchvision:NAME the size that the network was published for."""
+    crop: float | None = None
+    """Fraction of the shorter side of a folder's image that is kept, at the centre. Default: 1, or what the library
+    states for a network of timm or torchvision."""
+    view: Literal["auto", "padded", "resized"] = "auto"
+    """How training views are cut: whole images that are padded and shifted, or random parts that are scaled (random
+    resized crops). By default, "auto", resized for image folders above 64 pixels and padded otherwise."""
+    min_area: float = 0.25
+    """With --view resized, the smallest part of an image that a view shows, as a fraction of its area."""
+    on_damaged: Literal["stop", "skip"] = "stop"
+    """What to do with image files that cannot be read: stop, or skip them and say which."""
     holdout: int = 0
     """Training images to hold out; every epoch is evaluated on them instead of the test set."""
     watch: Literal["test", "train"] = "test"
@@ -41,7 +58,7 @@ class NetworkConfig:
     """The network and its routers."""
 
     arch: str = "resnet32"
-    """A network listed by `codinet models`."""
+    """A network listed by `codinet models`, timm:NAME, torchvision:NAME, or package.module:function."""
     routed: bool = True
     """Whether blocks have routers; without them, this is the plain residual network."""
     router: Literal["fc", "cnn", "rnn"] = "fc"
@@ -52,11 +69,16 @@ class NetworkConfig:
     """Temperature of the relaxation."""
     stride_on: Literal["3x3", "1x1"] = "3x3"
     """Which convolution of a bottleneck has the stride (the paper's ResNet-50 numbers use 1x1)."""
+    blocks: str | None = None
+    """Names of the residual blocks of a timm or torchvision network or of your own, with wildcards and separated by
+    commas, e.g. "stages.*.blocks.*". Default: those of its family."""
+    drop_path: float = 0.0
+    """Stochastic depth of a timm or torchvision network: the rate of its last block, e.g. 0.1."""
 
 
 @dataclass(frozen=True)
 class ModelConfig(NetworkConfig):
-    """Everything a `CoDiNet` is built from: the network's settings and what its data determines."""
+    """Everything a network is built from: the network's settings and what its data determines."""
 
     num_classes: int = 10
     """Number of classes."""
@@ -103,7 +125,8 @@ class ScheduleConfig:
     finetune: int | None = None
     """Epochs of stage 2: routers fixed, hard decisions. Default: 20 for every 250 of stage 1, at least 1."""
     batch: int | None = None
-    """Images per step (L), each in --views views. Default: 512 on a GPU, 64 elsewhere."""
+    """Images per step (L), each in --views views. Default: on a GPU 512, or 256 for a network that is not codinet's
+    own; 64 elsewhere."""
     views: int = 2
     """Augmented views of each image per step (M)."""
     lr: float = 0.1
@@ -116,10 +139,16 @@ class ScheduleConfig:
     """Fractions of stage 1 after which the multi-step rate is divided by ten (the paper: epochs 150 and 200 of 250)."""
     warmup: float = 1.0
     """Epochs over which the learning rate rises from zero."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum, or AdamW, which transformers need."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD, and the first beta of AdamW."""
     weight_decay: float = 1e-4
-    """Weight decay of all parameters."""
+    """Weight decay."""
+    decay_norms: bool = True
+    """Whether weight decay applies to biases and normalisation layers too."""
+    clip: float = 0.0
+    """Largest norm of the gradient of a step, e.g. 1; 0 is off."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +160,17 @@ class ExtraConfig:
     ema: float = 0.0
     """Decay of a moving average of the weights, e.g. 0.999; the average is evaluated and saved. 0 is off."""
     start: str | None = None
-    """Run folder or zoo:NAME with the initial weights, e.g. a static run of the same network; none: new weights.
-    Default: none, except for small image folders and .npz files, which start from a network of the zoo."""
+    """Run folder or zoo:NAME with the initial weights, e.g. a static run of the same network, or what a library
+    publishes, e.g. torchvision:resnet50 for --arch resnet50; none: new weights. Default: none, except for small image
+    folders and .npz files, which start from a network of the zoo."""
     start_sha256: str | None = None
     """SHA-256 that the weights of --start must have. Default: not checked when the run starts, fixed from then on."""
+    pretrained: bool = False
+    """Start from the weights that timm or torchvision publish for the network."""
+    weights: str | None = None
+    """File with initial weights, .safetensors or .pth, by the names of the network's library."""
+    weights_sha256: str | None = None
+    """SHA-256 of the file of --weights. Default: not checked when the run starts, fixed from then on."""
     teacher: str | None = None
     """Run folder or zoo:NAME of a teacher for distillation; any network for the same classes."""
     teacher_sha256: str | None = None
@@ -174,14 +210,16 @@ def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
         The complete config. A value that cannot work is a `UserError`.
     """
     from codinet.checks import require_flag
+    from codinet.specs import OWN, parse_spec
 
     _require_types(config)
     require_flag("gpu", gpu)
     losses, schedule, extra = config.losses, config.schedule, config.extra
+    own = parse_spec(config.network.arch).library == OWN
     if config.network.routed and losses.budget is None and losses.gamma is None:
         losses = dataclasses.replace(losses, budget=DEFAULT_BUDGET)
     if schedule.batch is None:
-        schedule = dataclasses.replace(schedule, batch=512 if gpu else 64)
+        schedule = dataclasses.replace(schedule, batch=(512 if own else 256) if gpu else 64)
     if schedule.finetune is None:
         schedule = dataclasses.replace(schedule, finetune=max(1, round(schedule.epochs * 20 / 250)))
     if extra.distill is None and extra.teacher is not None:
@@ -221,10 +259,10 @@ def require_seed(seed: int) -> None:
 
 def _require_types(config: Any) -> None:
     """`UserError` for a value of the wrong type, an unknown name or a count that is too large."""
-    from codinet.backbones import ARCHITECTURES
     from codinet.checks import LARGEST_COUNT, require_choice, require_kind, shown
     from codinet.relaxation import RELAXATIONS
     from codinet.routers import ROUTERS
+    from codinet.specs import require_arch
 
     require_kind("config", config, RunConfig, "a RunConfig, for example of a preset")
     for part in PARTS:
@@ -232,7 +270,7 @@ def _require_types(config: Any) -> None:
         if type(value := getattr(config, part)) is not kind:  # a subclass such as ModelConfig has more entries
             raise UserError(f"{part} must be a {kind.__name__}, got {shown(value)}.")
     network = config.network
-    require_choice("architecture", network.arch, ARCHITECTURES)
+    require_arch(network.arch)
     require_choice("router", network.router, ROUTERS)
     require_choice("relaxation", network.relaxation, RELAXATIONS)
     for part in (config, *(getattr(config, part) for part in PARTS)):
@@ -250,10 +288,11 @@ def _check(config: RunConfig) -> None:
     """`UserError` for the first value that is out of range or contradicts another one."""
     from codinet.losses import LARGEST_WEIGHT
     from codinet.relaxation import SMALLEST_TAU
+    from codinet.specs import OWN, parse_spec
 
     data, network, losses, schedule, extra = (getattr(config, part) for part in PARTS)
     require_seed(config.seed)
-    for part in (network, losses, schedule, extra):
+    for part in (data, network, losses, schedule, extra):
         for name, value in vars(part).items():
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, float) and not math.isfinite(number):
@@ -264,7 +303,16 @@ def _check(config: RunConfig) -> None:
     ends = (0.0, *schedule.milestones), (*schedule.milestones, 1.0)
     rising = all(low < high for low, high in zip(*ends, strict=True))
     cost_flag = "--gamma" if losses.budget is None else "--budget"
+    own = parse_spec(network.arch).library == OWN
     rules: list[tuple[bool, str]] = [
+        *(
+            (not (own and given), f"{flag} requires a network of timm or torchvision, got {network.arch}.")
+            for flag, given in (
+                ("--blocks", network.blocks is not None),
+                ("--drop-path", network.drop_path > 0),
+                ("--pretrained", extra.pretrained),
+            )
+        ),
         (losses.budget is None or losses.gamma is None, "--budget and --gamma exclude each other; leave one out."),
         (
             network.routed or (losses.budget is None and losses.gamma is None),
@@ -311,6 +359,18 @@ def _check(config: RunConfig) -> None:
         (extra.teacher is None or distill > 0, "--teacher requires --distill above 0, got 0."),
         (extra.start is not None or extra.start_sha256 is None, "--start-sha256 requires --start."),
         (extra.teacher is not None or extra.teacher_sha256 is None, "--teacher-sha256 requires --teacher."),
+        (extra.weights is not None or extra.weights_sha256 is None, "--weights-sha256 requires --weights."),
+        (
+            sum([extra.start is not None, extra.weights is not None, extra.pretrained]) <= 1,
+            "--start, --weights and --pretrained exclude each other; leave all but one out.",
+        ),
+        (0 <= network.drop_path < 1, f"--drop-path must be at least 0 and below 1, got {network.drop_path:g}."),
+        (schedule.clip >= 0, f"--clip must not be negative, got {schedule.clip:g}."),
+        (
+            data.crop is None or SMALLEST_CROP <= data.crop <= 1,
+            f"--crop must be from {SMALLEST_CROP:g} to 1, got {data.crop or 0:g}.",
+        ),
+        (0 < data.min_area <= 1, f"--min-area must be above 0 and at most 1, got {data.min_area:g}."),
         (data.image_size is None or data.image_size >= 8, f"--image-size must be 8 or more, got {data.image_size}."),
     ]
     for valid, sentence in rules:
@@ -367,25 +427,27 @@ def _build(kind: type, values: Any, where: str) -> Any:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value has the type of a hint. An int fits a float; a bool fits only bool."""
-    options = get_args(hint)
-    if get_origin(hint) is tuple:
+    kind, options = get_origin(hint), get_args(hint)
+    if kind is tuple:
         return isinstance(value, tuple) and all(_fits(each, options[0]) for each in value)
-    if options and all(isinstance(option, str) for option in options):  # a Literal
+    if kind is Literal:
         return isinstance(value, str) and value in options
-    kinds = options or (hint,)
+    if options:  # a union
+        return any(_fits(value, option) for option in options)
     if isinstance(value, bool):
-        return bool in kinds
-    if float in kinds and isinstance(value, int):
+        return hint is bool
+    if hint is float and isinstance(value, int):
         return abs(value) <= sys.float_info.max
-    return isinstance(value, kinds)
+    return isinstance(value, hint)
 
 
 def _described(hint: Any) -> str:
     """A type hint in words."""
-    options = get_args(hint)
-    if get_origin(hint) is tuple:
+    kind, options = get_origin(hint), get_args(hint)
+    if kind is tuple:
         return f"a list, each item {_described(options[0])}"
-    if options and all(isinstance(option, str) for option in options):
+    if kind is Literal:
         return f"one of {', '.join(options)}"
-    names = {bool: "True or False", int: "a whole number", float: "a number", str: "text", type(None): "None"}
-    return " or ".join(names[kind] for kind in options or (hint,))
+    if options:
+        return " or ".join(map(_described, options))
+    return {bool: "True or False", int: "a whole number", float: "a number", str: "text", type(None): "None"}[hint]

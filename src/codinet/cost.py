@@ -117,7 +117,8 @@ def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> Cost
         raise UserError(
             f"image_shape must have {model.in_channels} channels, as the network requires, got {image_shape}."
         )
-    shapes = copy.deepcopy(model).to("meta").eval()
+    # The counter of torch cannot handle a parameter that is the input of a module unless it is frozen.
+    shapes = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
     dtype = next((parameter.dtype for parameter in shapes.parameters()), torch.float32)
     images = torch.empty(1, *image_shape, device="meta", dtype=dtype)
     try:

@@ -6,17 +6,19 @@ The zoo is imported only when it is used, so that creating a network stays cheap
 from typing import TYPE_CHECKING, Any
 
 from codinet.backbones import ARCHITECTURES, StrideOn
-from codinet.checks import require_choice, require_kind
+from codinet.checks import require_flag, require_number
 from codinet.config import ModelConfig
 from codinet.errors import UserError
-from codinet.model import CoDiNet
+from codinet.model import RoutedNetwork
+from codinet.networks import build, load_library_weights, pretrained_weights
+from codinet.specs import OWN, PYTHON, allow_code, require_arch
 
 if TYPE_CHECKING:
     from codinet.zoo.card import Card
 
 
 def list_models() -> list[str]:
-    """The architectures that `create_model` accepts."""
+    """Codinet's own architectures. `create_model` also accepts networks of timm, torchvision and your own."""
     return list(ARCHITECTURES)
 
 
@@ -35,34 +37,55 @@ def create_model(
     router: str = "fc",
     in_channels: int | None = None,
     stride_on: StrideOn = "3x3",
-    pretrained: str | None = None,
-) -> CoDiNet:
-    """Create a network by the name of its architecture.
+    pretrained: str | bool | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    blocks: str | None = None,
+    drop_path: float = 0.0,
+) -> RoutedNetwork:
+    """Create a network by its name.
 
     Args:
-        name: The architecture, one of `list_models()`.
+        name: One of `list_models()`, `timm:NAME`, `torchvision:NAME`, or `package.module:function` for a function of
+            your own, which gets `num_classes` and returns a torch module.
         num_classes: Number of classes; by default 10, or that of the pretrained network.
         routed: Whether blocks have routers. Without them this is the plain residual network.
         router: "fc" (two linear layers, as in the paper), "cnn" or "rnn".
         in_channels: Channels of an image; by default 3, or that of the pretrained network.
-        stride_on: Which convolution of a bottleneck strides, "3x3" or "1x1".
-        pretrained: A trained network of the zoo by name (see `list_pretrained()`), or a data set such as "cifar10" for
-            the most accurate network of this kind on it. Arguments that differ from the network are a `UserError`.
+        stride_on: Which convolution of a bottleneck strides, "3x3" or "1x1"; for codinet's own networks.
+        pretrained: For codinet's own networks, a trained network of the zoo by name (see `list_pretrained()`), or a
+            data set such as "cifar10" for the most accurate network of this kind on it; arguments that differ from
+            the network are a `UserError`. For networks of timm and torchvision, True loads their published weights.
+        image_shape: Channels, height and width of the images; for networks that accept one size only.
+        blocks: Names of the residual blocks, with wildcards and separated by commas; by default those of the family.
+            For networks that are not codinet's own, as is `drop_path`.
+        drop_path: Stochastic depth: the rate of the last block.
 
     Returns:
-        The network: in training mode with initial weights, or in evaluation mode with trained ones.
+        The network: in training mode with initial or published weights, or in evaluation mode with those of the zoo.
     """
+    spec = require_arch(name)
+    if spec.library == PYTHON:
+        allow_code(name)  # the caller names it
     requested: dict[str, Any] = {"arch": name, "routed": routed, "router": router, "stride_on": stride_on}
-    sizes = {"num_classes": num_classes, "in_channels": in_channels}
-    requested |= {field: value for field, value in sizes.items() if value is not None}
-    if pretrained is None:
-        return CoDiNet(ModelConfig(**requested))
-    require_choice("architecture", name, ARCHITECTURES)
-    require_kind("pretrained", pretrained, str, "the name of a trained network or a data set")
-    return _load_pretrained(pretrained, requested)
+    optional = {"num_classes": num_classes, "in_channels": in_channels, "image_shape": image_shape, "blocks": blocks}
+    requested |= {field: value for field, value in optional.items() if value is not None}
+    if spec.library == OWN and isinstance(pretrained, str):
+        return _load_pretrained(pretrained, requested)
+    if spec.library == OWN and (pretrained or blocks is not None or drop_path):
+        raise UserError(
+            f"{name} is one of codinet's own networks: pretrained must be a name of the zoo, and blocks and drop_path "
+            "must be left out."
+        )
+    require_number("drop_path", drop_path, 0, 1, below=True)
+    model = build(ModelConfig(**requested, drop_path=drop_path))
+    if pretrained:
+        require_flag("pretrained", pretrained)
+        assert model.config is not None
+        load_library_weights(model, pretrained_weights(model.config), name)
+    return model
 
 
-def _load_pretrained(pretrained: str, requested: dict[str, Any]) -> CoDiNet:
+def _load_pretrained(pretrained: str, requested: dict[str, Any]) -> RoutedNetwork:
     from codinet.zoo.shelf import best, cards, missing
     from codinet.zoo.zoo_run import open_card
 

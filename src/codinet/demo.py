@@ -55,9 +55,9 @@ def compare(out: Path, wanted: RunConfig) -> int:
     with torch_threads(1):
         for name, kind in kinds.items():
             _, found[name] = train(out / name, kind, dataset, device=device, resume=True, reporter=Console())
-    stages = ARCHITECTURES[config.network.arch].counts
+    groups = ARCHITECTURES[config.network.arch].counts
     picture = out / "paths.png"
-    files.write(picture, to_png(draw_run_rates(found["codinet"].paths, dataset.classes, stages)))
+    files.write(picture, to_png(draw_run_rates(found["codinet"].paths, dataset.classes, groups)))
     remark = explain(found)
     runs = tuple(out / name for name in kinds)
     report.run(report.Args(runs=runs, out=out / "report", device="cpu"), remark=remark)

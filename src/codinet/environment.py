@@ -48,6 +48,11 @@ def _synchronise(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+def processes_here() -> int:
+    """The processes of this training on this machine: those that torchrun started, or one."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def describe(device: torch.device) -> dict[str, Any]:
     """Versions, commit, device, threads and platform, as JSON."""
     return {

@@ -41,10 +41,14 @@ class Evaluation:
     always_off: int  # blocks that no image runs
     n: int
     paths: PathTable
+    top5_accuracy: float | None = (
+        None  # percent of images whose class is among the five likeliest; None for few classes
+    )
 
     def summary(self) -> dict[str, Any]:
         """The figures without the table, ready for JSON."""
-        return {name: getattr(self, name) for name in FIGURES}
+        found = {name: getattr(self, name) for name in FIGURES}
+        return found | ({} if self.top5_accuracy is None else {TOP5: self.top5_accuracy})
 
     def _repr_html_(self) -> str:
         """Figures and a picture of the paths, for notebooks."""
@@ -56,15 +60,18 @@ class Evaluation:
         return self.distinct_paths == 1
 
 
-# All figures and their types in JSON, which may write a whole float as an int.
+TOP5 = "top5_accuracy"
+# All figures and their types in JSON, which may write a whole float as an int. Networks with few classes and older runs
+# lack the top-5 accuracy.
 FIGURES: dict[str, tuple[type, ...]] = {
     entry.name: (int,) if entry.type is int else (int, float)
     for entry in dataclasses.fields(Evaluation)
-    if entry.name != "paths"
+    if entry.name not in ("paths", TOP5)
 }
 # Those that tables of several runs compare, in this order.
 COMPARED_FIGURES = ("accuracy", "cost_share", "macs", "paper_gmaccs", "mean_blocks", "distinct_paths", "path_entropy")
 
+_TOP = 5  # predictions of the top-5 accuracy
 _LARGEST = 2**53  # of any figure; multiply-adds are the largest
 
 
@@ -91,6 +98,9 @@ def impossible_figure(figures: Any, blocks: int, names: Iterable[str] = tuple(FI
     """
     if not isinstance(figures, dict):
         return "accuracy"
+    top5 = figures.get(TOP5)
+    if top5 is not None and (type(top5) not in (int, float) or not 0 <= top5 <= 100):
+        return TOP5
     most = {"accuracy": 100, "mean_blocks": blocks, "always_on": blocks, "always_off": blocks, "path_entropy": blocks}
     positive = ("macs", "paper_gmaccs", "cost_share", "distinct_paths", "n")
     for name in names:
@@ -130,8 +140,9 @@ def evaluate(
     if not parts:
         raise UserError("There are no images to evaluate on; the loader must give at least one batch.")
     paths = PathTable(*(torch.cat(column).cpu() for column in zip(*(part[0] for part in parts), strict=True)))
-    losses_T = torch.cat([part[1] for part in parts])
-    return summarise(paths, table, loss=losses_T.double().mean().item())
+    losses_T, in_top_T = (torch.cat(column) for column in list(zip(*parts, strict=True))[1:])
+    top5 = int(in_top_T.sum()) if len(in_top_T) else None
+    return summarise(paths, table, loss=losses_T.double().mean().item(), top5=top5)
 
 
 def evaluate_test_set(
@@ -153,7 +164,8 @@ def threshold_evaluator(
         device: The device to compute on.
         batch: Images per batch.
     """
-    placed, table = SplitPlacer(dataset, device).place(split), block_costs(model, dataset.image_shape)
+    placed = SplitPlacer(dataset, device).place_for_evaluation(split)
+    table = block_costs(model, dataset.image_shape)
 
     def evaluate_at(threshold: float) -> Evaluation:
         evaluation = evaluate(partial(model, decide=partial(hard, threshold=threshold)), placed.batches(batch), table)
@@ -180,7 +192,10 @@ def _shown_item(item: Any) -> str:
     return shown(item)
 
 
-def _batch(output: RoutedOutput, labels_B: torch.Tensor, table: CostTable) -> tuple[PathTable, torch.Tensor]:
+def _batch(
+    output: RoutedOutput, labels_B: torch.Tensor, table: CostTable
+) -> tuple[PathTable, torch.Tensor, torch.Tensor]:
+    """The rows of the path table, the losses, and whether the class is among the five likeliest (empty for few)."""
     _require_labels(labels_B, *output.logits_BK.shape)
     confidence_B, prediction_B = output.logits_BK.softmax(dim=1).max(dim=1)
     rows = PathTable(
@@ -191,7 +206,12 @@ def _batch(output: RoutedOutput, labels_B: torch.Tensor, table: CostTable) -> tu
         confidence_T=confidence_B,
         macs_T=table.path_macs(output.path_BN),
     )
-    return rows, F.cross_entropy(output.logits_BK, labels_B, reduction="none")
+    in_top_B = torch.zeros(0, dtype=torch.bool, device=labels_B.device)
+    if output.logits_BK.shape[1] > _TOP:
+        likeliest_B5 = output.logits_BK.topk(_TOP, dim=1).indices
+        # Among equal logits, `topk` may leave out the one that `max` chooses.
+        in_top_B = (likeliest_B5 == labels_B[:, None]).any(dim=1) | (prediction_B == labels_B)
+    return rows, F.cross_entropy(output.logits_BK, labels_B, reduction="none"), in_top_B
 
 
 def _require_labels(labels_B: torch.Tensor, images: int, classes: int) -> None:
@@ -208,8 +228,15 @@ def _require_labels(labels_B: torch.Tensor, images: int, classes: int) -> None:
         )
 
 
-def summarise(paths: PathTable, table: CostTable, *, loss: float) -> Evaluation:
-    """The evaluation that a table of paths gives."""
+def summarise(paths: PathTable, table: CostTable, *, loss: float, top5: int | None = None) -> Evaluation:
+    """The evaluation that a table of paths gives.
+
+    Args:
+        paths: The path of each image.
+        table: The cost of the blocks.
+        loss: The mean loss.
+        top5: The number of images whose class is among the five likeliest; None if there are five classes or fewer.
+    """
     rate_N = paths.path_TN.double().mean(dim=0)
     _, count_P = torch.unique(paths.path_TN, dim=0, return_counts=True)
     share_P = count_P.double() / len(paths.path_TN)
@@ -227,4 +254,5 @@ def summarise(paths: PathTable, table: CostTable, *, loss: float) -> Evaluation:
         always_off=int((rate_N == 0).sum()),
         n=len(paths.path_TN),
         paths=paths,
+        top5_accuracy=None if top5 is None else 100 * top5 / len(paths.path_TN),
     )

@@ -77,6 +77,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256(content: bytes) -> str:
+    """The SHA-256 digest of bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def write(path: Path, content: bytes) -> None:
     """Writes a file atomically. An existing file survives any failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -226,50 +231,116 @@ def read_json(path: Path) -> Any:
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Any = None) -> None:
     """Writes tensors, a description (JSON) and a digest of both, atomically."""
-    from safetensors.torch import save as pack_tensors
+    write(path, pack_tensors(tensors, about))
+
+
+def pack_tensors(tensors: Mapping[str, torch.Tensor], about: Any = None) -> bytes:
+    """The content of the file that `save_tensors` writes."""
+    from safetensors.torch import save
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     note = to_json(about, sort_keys=True)
-    write(path, _sort_metadata(pack_tensors(plain, metadata={"about": note, "sha256": _digest(plain, note)})))
+    return _sort_metadata(save(plain, metadata={"about": note, "sha256": _digest(plain, note)}))
 
 
-def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
-    """The tensors and the description of a file by `save_tensors`; `DamagedError` if it is anything else."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load as parse_tensors
+def load_tensors(path: Path, *, foreign: bool = False) -> tuple[dict[str, torch.Tensor], Any]:
+    """The tensors and the description of a file by `save_tensors`; `DamagedError` if it is anything else.
 
-    try:
-        with open_regular(path) as file:
-            header = _read_header(file)
-            file.seek(0)
-            tensors = parse_tensors(file.read())
-        metadata = header.get("__metadata__")
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist; is {path.parent} a finished run folder?") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except MemoryError as error:
-        raise UserError(f"{path} is too large for the memory of this machine; use a machine with more.") from error
-    except KeyError as error:  # a dtype that torch lacks
-        raise DamagedError(f"{path} holds tensors of the unknown type {error}.") from error
-    except (ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise DamagedError(f"{path} is damaged or not a safetensors file ({first_line(error)}).") from error
+    With `foreign`, a safetensors file of another program, which has no digest, is accepted; its description is None.
+    """
+    missing = "check the path." if foreign else f"is {path.parent} a finished run folder?"
+    tensors, metadata = _load_safetensors(path, missing)
+    if foreign and "sha256" not in (metadata or {}):
+        return tensors, None
+    return tensors, _checked_description(tensors, metadata, path)
+
+
+def parse_tensors(content: bytes, where: str) -> tuple[dict[str, torch.Tensor], Any]:
+    """Like `load_tensors` for the content of a file; `where` is its name in errors."""
+    with _safetensors_errors(where, ""):
+        tensors, metadata = _parse_safetensors(io.BytesIO(content), len(content))
+    return tensors, _checked_description(tensors, metadata, where)
+
+
+def _checked_description(tensors: dict[str, torch.Tensor], metadata: Any, path: Path | str) -> Any:
+    """The description in the metadata of a file by `save_tensors`; `DamagedError` unless the checksum matches."""
     if not isinstance(metadata, dict) or not isinstance(metadata.get("about"), str) or "sha256" not in metadata:
         raise DamagedError(f"{path} was not written by codinet: it carries no checksum.")
     if _digest(tensors, metadata["about"]) != metadata["sha256"]:
         raise DamagedError(f"{path} is damaged: its contents do not match its checksum.")
     try:
-        return tensors, parse_json(metadata["about"])
+        return parse_json(metadata["about"])
     except ValueError as error:
         raise DamagedError(f"{path} was not written by codinet: its description is not JSON ({error}).") from error
 
 
-def _read_header(file: BinaryIO) -> dict[str, Any]:
+def load_foreign_tensors(path: Path) -> Any:
+    """The content of a file of weights that other programs write: .safetensors, or tensors pickled by torch.save.
+
+    Pickled code is not run: torch refuses everything except tensors and plain containers.
+    """
+    import torch
+
+    if path.suffix == ".safetensors":
+        return _load_safetensors(path, "check the path.")[0]
+    try:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > _MAX_TENSOR_BYTES:
+                raise ValueError(f"it has more than {_MAX_TENSOR_BYTES} bytes")
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist; check the path.") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except MemoryError as error:
+        raise _too_large(path) from error
+    except Exception as error:  # from the unpickler and the archive
+        raise DamagedError(f"{path} is damaged or does not hold only tensors ({first_line(error)}).") from error
+
+
+def _load_safetensors(path: Path, missing: str) -> tuple[dict[str, torch.Tensor], Any]:
+    """The tensors and the metadata of a safetensors file; `missing` is advice if there is none."""
+    with _safetensors_errors(path, missing), open_regular(path) as file:
+        return _parse_safetensors(file, os.fstat(file.fileno()).st_size)
+
+
+def _parse_safetensors(file: BinaryIO, size: int) -> tuple[dict[str, torch.Tensor], Any]:
+    from safetensors.torch import load as parse_tensors
+
+    header = _read_header(file, size)
+    file.seek(0)
+    return parse_tensors(file.read()), header.get("__metadata__")
+
+
+@contextmanager
+def _safetensors_errors(path: Path | str, missing: str) -> Iterator[None]:
+    """Turn every error of reading a safetensors file into a `UserError` that names the file."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist; {missing}") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except MemoryError as error:
+        raise _too_large(path) from error
+    except KeyError as error:  # a dtype that torch lacks
+        raise DamagedError(f"{path} holds tensors of the unknown type {error}.") from error
+    except (ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise DamagedError(f"{path} is damaged or not a safetensors file ({first_line(error)}).") from error
+
+
+def _too_large(path: Path | str) -> UserError:
+    return UserError(f"{path} is too large for the memory of this machine; use a machine with more.")
+
+
+def _read_header(file: BinaryIO, size: int) -> dict[str, Any]:
     """The header of a safetensors file; `ValueError` unless it matches the size of the file.
 
     It is checked before the rest is read, because a sparse file can be arbitrarily large.
     """
-    size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
+    length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, _MAX_JSON_BYTES) or size > _MAX_TENSOR_BYTES:
         raise ValueError(f"its header would have {length} bytes and the file has {size}")
     header = parse_json(file.read(length))

@@ -5,7 +5,6 @@ hard ones at inference. Here every block is computed and the decision mixes it i
 reference for the engines, which skip blocks for real.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,19 +15,23 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from codinet.backbones import ARCHITECTURES, Block, ResNet
+from codinet.backbones import ARCHITECTURES, MOST_CLASSES, Block, ResNet
 from codinet.checks import (
+    LARGEST_SIDE,
     is_autocast,
     require_callable,
     require_choice,
     require_flag,
     require_image_shape,
     require_kind,
+    require_number,
+    require_weights,
+    require_whole,
     shown,
 )
 from codinet.config import ModelConfig
-from codinet.errors import UserError, first_line
-from codinet.hub import require_results, with_hub
+from codinet.errors import UserError
+from codinet.hub import WEIGHTS, cannot_load, find, floating_dtype, read_folder, upload, write_folder
 from codinet.records import RoutedOutput
 from codinet.relaxation import Decide, hard
 from codinet.routers import ROUTERS, Router, Routers, State
@@ -44,12 +47,20 @@ class RoutedNetwork(nn.Module):
         in_channels: Channels of an image; None if unknown.
         image_shape: Channels, height and width of the images it is trained on; None if unknown.
         paper_unit: See `backbones.Architecture`.
+        config: What the network is built from; None for a network that `make_dynamic` was given.
+        library_arch: The name that such a network states, e.g. "timm:resnet18"; None if it states none.
+        block_names: The blocks that `make_dynamic` was given, as in `ModelConfig`.
+        router_name: The kind of routers that it was given.
     """
 
     routers: Routers | None
     in_channels: int | None = None
     image_shape: tuple[int, int, int] | None = None
     paper_unit: int
+    config: ModelConfig | None = None
+    library_arch: str | None = None
+    block_names: str | None = None
+    router_name: str | None = None
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """The layers before the first block."""
@@ -62,6 +73,16 @@ class RoutedNetwork(nn.Module):
 
     def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """The layers after the last block: features to logits."""
+        raise NotImplementedError
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The number of blocks in each group of blocks that follow one another in the same part of the network."""
+        raise NotImplementedError
+
+    @property
+    def classifier(self) -> str:
+        """The name of the last layer."""
         raise NotImplementedError
 
     def forward(
@@ -93,9 +114,12 @@ class RoutedNetwork(nn.Module):
             output = self._route(images_BCHW, decide, force, step, stem)
         except UserError:
             raise
-        except Exception:  # if an argument is wrong, say which instead of raising torch's error
+        except Exception as error:  # if an argument is wrong, say which instead of raising torch's error
             self._require_images(images_BCHW)
             require_callable("decide", decide)
+            if isinstance(error, AssertionError) and self.image_shape not in (None, tuple(images_BCHW.shape[1:])):
+                wanted = "×".join(map(str, self.image_shape or ()))
+                raise UserError(f"The network takes images of {wanted} only, got {shown(images_BCHW)}.") from error
             raise
         scores_BN2 = output.scores_BN2
         if scores_BN2.is_cpu and not scores_BN2.requires_grad and math.isnan(scores_BN2.sum().item()):
@@ -123,6 +147,54 @@ class RoutedNetwork(nn.Module):
             scores.append(scores_B2)
             path.append(decision_B)
         return RoutedOutput(self.head(x_BCHW).float(), torch.stack(scores, dim=1), torch.stack(path, dim=1))
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        results: Mapping[str, Any] | None = None,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **options: Any,
+    ) -> str | None:
+        """Write config.json, model.safetensors and a model card, README.md. A card that exists is kept.
+
+        Args:
+            save_directory: The folder to write; `codinet.load` loads it.
+            results: What the card shows beside the config: data, accuracy, cost_share, … (`codinet.hub.RESULTS`).
+            repo_id: The repository that the card names; by default the name of the folder.
+            push_to_hub: Whether to upload the network too.
+            options: Those of `push_to_hub`.
+
+        Returns:
+            The address of the commit if the network was pushed to the hub.
+        """
+        if not isinstance(save_directory, str | Path):
+            raise UserError(f"save_directory must be a folder, got {shown(save_directory)}.")
+        name = repo_id or Path(save_directory).name
+        self._write(Path(save_directory), results, name)
+        return self.push_to_hub(name, results=results, **options) if push_to_hub else None
+
+    def push_to_hub(self, repo_id: str, *, results: Mapping[str, Any] | None = None, **options: Any) -> str:
+        """Upload the network to the Hugging Face hub.
+
+        Args:
+            repo_id: The repository, such as "user/name". It is created if it does not exist.
+            results: What the model card shows beside the config; see `save_pretrained`.
+            options: commit_message, private, token, branch, create_pr, and allow_patterns, ignore_patterns and
+                delete_patterns of `huggingface_hub.HfApi.upload_folder`.
+
+        Returns:
+            The address of the commit.
+        """
+        return upload(repo_id, lambda folder: self._write(folder, results, repo_id), options)
+
+    def _write(self, folder: Path, results: Mapping[str, Any] | None, name: str) -> None:
+        if self.config is None:
+            raise UserError(
+                "This network does not know how it was built; save it with codinet.save, which finds out or takes arch."
+            )
+        write_folder(folder, self.config, self.groups, self.state_dict(), results=results, name=name)
 
     def _require_images(self, images_BCHW: Any) -> None:
         """Require a batch of images with the network's channels, dtype and device."""
@@ -249,86 +321,60 @@ class CoDiNet(ResNet, RoutedNetwork):
         config: The architecture, the router, and what the data determines. Invalid values are a `UserError`.
     """
 
+    config: ModelConfig
+
     def __init__(self, config: ModelConfig) -> None:
         require_kind("config", config, ModelConfig, "a ModelConfig; create_model creates a network by name")
         require_choice("architecture", config.arch, ARCHITECTURES)
-        require_choice("router", config.router, ROUTERS)
-        require_flag("routed", config.routed)
-        config = _checked(config)
+        config = checked_config(config)
         shape = ARCHITECTURES[config.arch]
         super().__init__(
             shape, num_classes=config.num_classes, in_channels=config.in_channels, stride_on=config.stride_on
         )
-        _require_fit(config)
         self.config = config
         self.in_channels, self.image_shape = config.in_channels, config.image_shape
         self.paper_unit = shape.paper_unit
         self.routers = ROUTERS[config.router]([block.in_channels for block in self.blocks]) if config.routed else None
 
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return self.shape.counts
+
+    @property
+    def classifier(self) -> str:
+        return "fc"
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Load a network that `save_pretrained` wrote.
+        """Load a network of codinet's own that `save_pretrained` wrote. `codinet.load` loads any network.
 
         Args:
             pretrained_model_name_or_path: The folder, or a repository on the Hugging Face hub.
-            options: Those of `huggingface_hub.PyTorchModelHubMixin.from_pretrained`, such as `revision`.
+            options: Those of `huggingface_hub.hf_hub_download`, such as `revision` and `token`.
 
         Returns:
             The network in evaluation mode.
         """
-        options.setdefault("strict", True)  # missing weights would stay random
+        source = pretrained_model_name_or_path
+        folder = find(source, options)
+        config, tensors, _ = read_folder(folder)
         try:
-            model = with_hub(cls).from_pretrained(pretrained_model_name_or_path, **options)
-        except UserError:
-            raise
-        except Exception as error:  # from JSON, safetensors, state dicts, files, the internet, …
-            raise UserError(
-                f"{shown(pretrained_model_name_or_path)} cannot be loaded: {first_line(error)}; pass a folder that "
-                "save_pretrained wrote, or the name of a repository on the hub."
-            ) from error
-        model.__class__ = cls
-        return model
-
-    def save_pretrained(
-        self, save_directory: str | Path, *, results: Mapping[str, Any] | None = None, **options: Any
-    ) -> str | None:
-        """Write config.json, model.safetensors and a model card, README.md. A card that exists is kept.
-
-        Args:
-            save_directory: The folder to write.
-            results: What the card shows beside the config: data, accuracy, cost_share, … (`codinet.hub.RESULTS`).
-                `RunReader.save_pretrained` passes those of a run.
-            options: Those of `huggingface_hub.PyTorchModelHubMixin.save_pretrained`, such as `push_to_hub`.
-
-        Returns:
-            The address of the commit if the network was pushed to the hub.
-        """
-        name = options.get("repo_id") or Path(save_directory).name
-        return self._hub_twin(name, results).save_pretrained(save_directory, **options)
-
-    def push_to_hub(self, repo_id: str, *, results: Mapping[str, Any] | None = None, **options: Any) -> str:
-        """Upload the network to the Hugging Face hub.
-
-        Args:
-            repo_id: The repository, such as "user/name".
-            results: What the model card shows beside the config; see `save_pretrained`.
-            options: Those of `huggingface_hub.PyTorchModelHubMixin.push_to_hub`.
-
-        Returns:
-            The address of the commit.
-        """
-        return self._hub_twin(repo_id, results).push_to_hub(repo_id, **options)
-
-    def _hub_twin(self, name: str, results: Mapping[str, Any] | None) -> Any:
-        twin: Any = copy.copy(self)  # shares parameters and buffers
-        twin.card_name, twin.card_results = str(name), require_results(results)
-        twin.__class__ = with_hub(type(self))
-        twin._hub_mixin_config = self.config
-        return twin
+            model = cls(config).to(floating_dtype(tensors))
+        except UserError as error:
+            raise cannot_load(source, error) from error
+        require_weights(tensors, model.state_dict(), config.arch, str(folder / WEIGHTS))
+        model.load_state_dict(tensors)
+        return model.eval()
 
 
-def _checked(config: ModelConfig) -> ModelConfig:
-    """The config with tuples where a saved config has lists."""
+def checked_config(config: ModelConfig) -> ModelConfig:
+    """The config with tuples where a saved config has lists; `UserError` for an invalid value."""
+    require_choice("router", config.router, ROUTERS)
+    require_flag("routed", config.routed)
+    require_whole("num_classes", config.num_classes, 1, MOST_CLASSES)
+    require_whole("in_channels", config.in_channels, 1, LARGEST_SIDE)
+    require_number("drop_path", config.drop_path, 0, 1, below=True)
+    require_kind("blocks", config.blocks or "", str, "names of blocks")
     changed: dict[str, Any] = {}
     if config.image_shape is not None:
         changed["image_shape"] = require_image_shape(config.image_shape)
@@ -346,7 +392,9 @@ def _checked(config: ModelConfig) -> ModelConfig:
         if not valid:
             raise UserError(f"{name} must be {what}, got {shown(values)}.")
         changed[name] = tuple(values)
-    return replace(config, **changed)
+    config = replace(config, **changed)
+    _require_fit(config)
+    return config
 
 
 def _require_fit(config: ModelConfig) -> None:

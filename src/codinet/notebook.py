@@ -13,6 +13,7 @@ MAX_IMAGES = 32
 # The figures of an evaluation that tables show: title and format.
 FIGURES = {
     "accuracy": ("accuracy", "{:.2f} %"),
+    "top5_accuracy": ("top-5 accuracy", "{:.2f} %"),
     "cost_share": ("mean cost, of the static network", "{:.3f}"),
     "macs": ("mean multiply-adds per image", "{:,.0f}"),
     "mean_blocks": ("mean blocks run", "{:.1f}"),

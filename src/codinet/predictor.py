@@ -21,7 +21,7 @@ import torch
 from codinet.checks import require_whole
 from codinet.cost import block_costs
 from codinet.data import read_image
-from codinet.data.image_folder import is_image_file
+from codinet.data.folder_index import is_image_file
 from codinet.data.threads import MAX_THREADS, DaemonThreadPool, count_cores, wait_for
 from codinet.data.views import normalise
 from codinet.engines.choose import MAX_NUMBERS, compile_engine
@@ -98,7 +98,7 @@ class Predictor:
     def read(self, source: Path | bytes) -> torch.Tensor:
         """Reads an image file, or its bytes, as uint8 (C, H, W) of the network's size; `UserError` if it is none."""
         channels, height, width = self.data.image_shape
-        return read_image(source, channels=channels, size=(height, width))
+        return read_image(source, channels=channels, size=(height, width), crop=self.data.crop)
 
     def normalise(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """Moves uint8 images to the device and normalises them."""

@@ -4,9 +4,9 @@
 (`codinet.zoo.zoo_run.ZooRun`) implement it; `codinet.runs.open_run` opens either. Nothing here writes.
 """
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,17 +14,21 @@ from typing import Any, NamedTuple
 import torch
 
 from codinet.backbones import ARCHITECTURES
-from codinet.config import ModelConfig, NetworkConfig, RunConfig, to_dict
-from codinet.data import Dataset, Split, load
+from codinet.checks import LARGEST_SIDE, require_weights
+from codinet.config import SMALLEST_CROP, ModelConfig, NetworkConfig, RunConfig, to_dict
+from codinet.data import Dataset, Split
+from codinet.data.dataset import image_digest
+from codinet.data.loading import load_for
 from codinet.data.views import normalise
 from codinet.errors import UserError, shown
 from codinet.evaluate import paths_html
 from codinet.hub import RESULTS
-from codinet.model import CoDiNet
+from codinet.model import RoutedNetwork
+from codinet.networks import build_blank
 from codinet.notebook import figure_rows, html_table
 from codinet.records import PathTable
+from codinet.specs import library_versions
 
-_DIGEST_BYTES = 2**28  # of images; the digest of a larger split covers a sample
 _MAX_PIXELS = 2**26  # values per image; 4,096 × 4,096 in colour are 2**25.6
 _MAX_CLASSES = 2**17
 _MAX_STATISTIC = 1e6  # bound of mean and standard deviation, which are below 256 for images
@@ -48,23 +52,19 @@ class DataInfo:
     std: tuple[float, ...]
     image_shape: tuple[int, int, int]
     sha256: str  # of labels and images of both splits; of every k-th image in very large splits
+    crop: float = 1.0  # fraction of the shorter side that was kept of each image file
 
     @classmethod
     def of(cls, dataset: Dataset) -> "DataInfo":
-        """Describe a data set as it is now. Reads every image."""
-        digest = hashlib.sha256()
-        for split in (dataset.train, dataset.test):
-            # The step depends only on the size, so images in memory and images decoded on use give the same digest.
-            step = -(-split.images_NCHW.nbytes // _DIGEST_BYTES) or 1
-            for tensor in (split.images_NCHW[::step], split.labels_N):
-                digest.update(tensor.contiguous().numpy().data)
-        return cls(dataset.name, dataset.classes, dataset.mean, dataset.std, dataset.image_shape, digest.hexdigest())
+        """Describe a data set as it is now. Reads every image, or a sample of very many."""
+        described = dataset.name, dataset.classes, dataset.mean, dataset.std, dataset.image_shape
+        return cls(*described, dataset.sha256 or image_digest(dataset.train, dataset.test), dataset.crop)
 
     @classmethod
     def read(cls, content: Any) -> "DataInfo":
         """Parse JSON content; an entry that no data set can have is a `UserError`."""
         names = {entry.name for entry in fields(cls)}
-        if not isinstance(content, dict) or set(content) != names:
+        if not isinstance(content, dict) or set(content) | {"crop"} != names:  # older files lack the crop
             raise UserError(f"data must have the entries {', '.join(sorted(names))}, got {shown(content)}.")
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
@@ -88,6 +88,8 @@ class DataInfo:
                 return name
             if not all(low <= value <= _MAX_STATISTIC for value in values):  # false for NaN
                 return name
+        if type(self.crop) not in (int, float) or not SMALLEST_CROP <= self.crop <= 1:
+            return "crop"
         return next((name for name in ("name", "sha256") if not isinstance(getattr(self, name), str)), None)
 
     def same_images(self, other: "DataInfo") -> bool:
@@ -139,12 +141,14 @@ class RunReader(ABC):
         config: The settings that it was trained with.
         data: The data set that it was trained on.
         environment: Versions and device of the training.
+        groups: The number of blocks in each group of the network.
     """
 
     path: Path
     config: RunConfig
     data: DataInfo
     environment: dict[str, Any]
+    groups: tuple[int, ...]
 
     @property
     @abstractmethod
@@ -222,10 +226,10 @@ class RunReader(ABC):
         """The config as JSON to publish; files and folders are reduced to their names."""
         return _without_folders(to_dict(self.config))
 
-    def load_model(self, device: torch.device | None = None) -> CoDiNet:
+    def load_model(self, device: torch.device | None = None) -> RoutedNetwork:
         """The trained network in evaluation mode."""
-        config = self.data.model_config(self.config.network)
-        return trained_network(config, self.load_tensors(), str(self.weights_file)).to(device).eval()
+        config, file = self.data.model_config(self.config.network), str(self.weights_file)
+        return trained_network(config, self.load_tensors(), file, self.environment).to(device).eval()
 
     def save_pretrained(self, save_directory: Path | str, **options: Any) -> str | None:
         """Write the network in the format of the Hugging Face hub, with a model card that has the run's results.
@@ -264,7 +268,7 @@ class RunReader(ABC):
         Its images may have changed since; `load_own_dataset` checks that. Other classes or another image shape are a
         `UserError`.
         """
-        dataset = load(self.config.source, Path(data_root), image_size=self.config.data.image_size)
+        dataset = load_for(self.config.source, Path(data_root), self.config.data)
         if (dataset.image_shape, dataset.classes) != (self.data.image_shape, self.data.classes):
             raise self._other_data(dataset)
         return replace(dataset, mean=self.data.mean, std=self.data.std)
@@ -293,43 +297,47 @@ def _without_folders(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and ("/" in value or "\\" in value) else value
 
 
-def trained_network(config: ModelConfig, tensors: dict[str, torch.Tensor], source: str) -> CoDiNet:
+def trained_network(
+    config: ModelConfig,
+    tensors: dict[str, torch.Tensor],
+    source: str,
+    environment: Mapping[str, Any] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> RoutedNetwork:
     """Build a network with trained weights. Leaves the global RNG state unchanged.
 
     Args:
         config: The config of the network.
         tensors: Its weights by name. A missing, misfitting or non-finite tensor is a `UserError`.
         source: Where the weights come from, for errors.
+        environment: The versions that it was trained with, for errors.
+        dtype: The precision of the network; by default float32.
     """
-    with torch.random.fork_rng(devices=[]):
-        model = CoDiNet(config)
-    expected = model.state_dict()
-    misfits = sorted(set(tensors) ^ set(expected))
-    misfits += sorted(
-        name
-        for name in set(tensors) & set(expected)
-        if (tensors[name].shape, tensors[name].dtype) != (expected[name].shape, expected[name].dtype)
-    )
-    if misfits:
-        more = f" (nor do {len(misfits) - 1} more)" if len(misfits) > 1 else ""
-        raise UserError(
-            f"{source} holds the weights of another network: {misfits[0]} does not fit {config.arch}{more}; "
-            "restore the file or train again."
-        )
-    bad = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
-    if bad is not None:
-        raise UserError(f"{bad} in {source} holds NaN or infinity; restore the file or train again.")
+    model = build_blank(config).to(dtype)
+    require_weights(tensors, model.state_dict(), config.arch, source, _advice(config.arch, environment or {}))
+    unset = [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in tensors]
+    if unset:
+        raise UserError(f"{config.arch} cannot be loaded: its state_dict leaves out {unset[0]}.")
     model.load_state_dict(tensors)
     return model
 
 
-def path_table(tensors: dict[str, torch.Tensor], network: NetworkConfig, data: DataInfo) -> PathTable:
+def _advice(arch: str, environment: Mapping[str, Any]) -> str:
+    """What to do about weights that do not fit, in view of the version of the network's library."""
+    for library, version in library_versions(arch).items():
+        if (before := environment.get(library)) not in (None, version):
+            return f"it was trained with {library} {before}, and this is {library} {version}: install that version"
+    return "restore the file or train again"
+
+
+def path_table(tensors: dict[str, torch.Tensor], blocks: int, data: DataInfo) -> PathTable:
     """The tensors as the path table of a network on a data set; `UserError` if they are not one."""
     if set(tensors) != set(_PATH_DTYPES):
         raise UserError(f"its columns are {shown(sorted(tensors))}.")
     if tensors["label_T"].ndim != 1 or len(tensors["label_T"]) == 0:
         raise UserError(f"label_T has the shape {tuple(tensors['label_T'].shape)}.")
-    images, blocks = len(tensors["label_T"]), ARCHITECTURES[network.arch].blocks
+    images = len(tensors["label_T"])
     highest = {"path_TN": 1, "run_probability_TN": 1, "confidence_T": 1, "macs_T": math.inf}
     for name, dtype in _PATH_DTYPES.items():
         column, shape = tensors[name], (images, blocks) if name.endswith("_TN") else (images,)
@@ -339,3 +347,13 @@ def path_table(tensors: dict[str, torch.Tensor], network: NetworkConfig, data: D
         if not (low >= 0 and high <= highest.get(name, len(data.classes) - 1) and math.isfinite(high)):
             raise UserError(f"{name} has values from {low:g} to {high:g}.")
     return PathTable(**tensors)
+
+
+def read_groups(content: Any, arch: str) -> tuple[int, ...]:
+    """The groups of a network. For codinet's own they are known; older run folders do not state them."""
+    if arch in ARCHITECTURES:
+        return ARCHITECTURES[arch].counts
+    valid = isinstance(content, list) and content and all(type(count) is int and count > 0 for count in content)
+    if not valid or sum(content) > LARGEST_SIDE:
+        raise UserError(f"groups must be the number of blocks in each group of the network, got {shown(content)}.")
+    return tuple(content)

@@ -23,14 +23,13 @@ from typing import Any, Self
 import torch
 
 from codinet import files
-from codinet.backbones import ARCHITECTURES
 from codinet.config import RunConfig, from_dict, resolve, to_dict
 from codinet.data import Dataset
 from codinet.errors import UserError, shown
 from codinet.evaluate import Evaluation, evaluate_test_set, impossible_figure
-from codinet.model import CoDiNet
+from codinet.model import RoutedNetwork
 from codinet.records import PathTable
-from codinet.run_reader import DataInfo, RunReader, path_table
+from codinet.run_reader import DataInfo, RunReader, path_table, read_groups
 from codinet.zoo.card import BATCH
 from codinet.zoo.shelf import ZOO
 from codinet.zoo.zoo_run import ZooRun, open_zoo
@@ -113,7 +112,8 @@ class RunFolder(RunReader):
                 raise UserError(f"environment is invalid, got {shown(environment)}.")
             config = from_dict(content.get("config"))  # type: ignore[arg-type]  # which checks it
             resolve(config)  # for its checks
-            return cls(path, config, DataInfo.read(content.get("data")), environment)
+            groups = read_groups(content.get("groups"), config.network.arch)
+            return cls(path, config, DataInfo.read(content.get("data")), environment, groups)
         except UserError as error:
             why = str(error).rstrip(".")
             raise files.DamagedError(f"{file} is not a run's config ({why}); restore it or train again.") from error
@@ -141,7 +141,7 @@ class RunFolder(RunReader):
     def load_evaluation(self) -> dict[str, Any]:
         file = self.path / "evaluation.json"
         figures = files.read_json(file)
-        invalid = impossible_figure(figures, ARCHITECTURES[self.config.network.arch].blocks)
+        invalid = impossible_figure(figures, sum(self.groups))
         if invalid is not None:
             raise files.DamagedError(f"{file} is not an evaluation: {invalid} is invalid; restore it or train again.")
         return figures
@@ -154,7 +154,7 @@ class RunFolder(RunReader):
         except files.DamagedError as error:
             raise files.DamagedError(f"{str(error).rstrip('.')}; {again}.") from error
         try:
-            return path_table(tensors, self.config.network, self.data)
+            return path_table(tensors, sum(self.groups), self.data)
         except UserError as error:
             why = str(error).rstrip(".")
             raise files.DamagedError(f"{file} is not the path table of this run ({why}); {again}.") from error
@@ -198,7 +198,9 @@ class RunWriter(RunFolder):
     """A run folder that a training writes."""
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig, data: DataInfo, environment: dict[str, Any]) -> "RunWriter":
+    def create(
+        cls, path: Path, config: RunConfig, data: DataInfo, environment: dict[str, Any], groups: tuple[int, ...]
+    ) -> "RunWriter":
         """Make the folder and write config.json."""
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -209,10 +211,11 @@ class RunWriter(RunFolder):
             "config": to_dict(config),
             "data": asdict(data),
             "environment": environment,
+            "groups": list(groups),
             "started": time.time(),
         }
         files.write_json(path / "config.json", content)
-        return cls(path, config, data, environment)
+        return cls(path, config, data, environment, groups)
 
     def keep_metrics(self, rows: list[dict[str, Any]]) -> None:
         """Replace all rows."""
@@ -232,8 +235,9 @@ class RunWriter(RunFolder):
                 f"Could not write {self.metrics_file}: {error.strerror}; free some space and run again with --resume."
             ) from error
 
-    def save_results(self, model: CoDiNet, evaluation: Evaluation) -> None:
+    def save_results(self, model: RoutedNetwork, evaluation: Evaluation) -> None:
         """Write weights, paths and results. The results come last, because they mark the run as finished."""
+        assert model.config is not None
         files.save_tensors(self.weights_file, model.state_dict(), about=asdict(model.config))
         files.save_tensors(self.path / "paths.safetensors", evaluation.paths._asdict())
         self._save_timing()
@@ -271,7 +275,7 @@ def unpack(run: ZooRun, out: Path, data_root: Path, device: torch.device) -> Run
     model = run.load_model(device)
     evaluation = evaluate_test_set(model, dataset, device, batch=BATCH)
     data = replace(run.data, sha256=DataInfo.of(dataset).sha256)  # paths are in the order of this copy
-    folder = RunWriter.create(out, run.config, data, run.environment)
+    folder = RunWriter.create(out, run.config, data, run.environment, run.groups)
     folder.save_results(model, evaluation)
     files.write_json(out / "timing.json", {"seconds": run.wall_seconds()})  # of the training
     return RunFolder.open(out)

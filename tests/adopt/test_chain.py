@@ -350,7 +350,7 @@ def test_square_images_determine_the_channels_without_a_known_layer() -> None:
         ({"blocks": []}, "blocks must be a class of modules"),
         ({"blocks": ["blocks.0", None]}, "blocks must be a class of modules"),
         ({"blocks": int}, "blocks must be a class of modules"),
-        ({"blocks": Residual, "router": None}, "The router must be one of fc, cnn, rnn, got None"),
+        ({"blocks": Residual, "router": "gru"}, "Unknown router 'gru'"),
         ({"blocks": Residual, "image_shape": (3, 12)}, "image_shape must be"),
         ({"blocks": Residual, "image_shape": (3, 0, 12)}, "height of image_shape must be a whole number from 1"),
         ({"blocks": Residual, "image_shape": (3, 12, 10**9)}, "width of image_shape must be a whole number from 1"),

@@ -59,7 +59,7 @@ def test_tsne_of_too_few_distinct_rows_is_none() -> None:
 
 def test_tsne_without_scikit_learn(hide_package: Callable[[str], None]) -> None:
     hide_package("sklearn")
-    with pytest.raises(UserError, match=r"codinet\[plot\].*--no-tsne"):
+    with pytest.raises(UserError, match=r"pip install scikit-learn.*--no-tsne"):
         tsne(random_rows(20, 3), seed=0)
 
 

@@ -206,7 +206,7 @@ def test_features_of_a_static_run_and_of_a_file_agree(own_run: Path, static_run:
     assert by_static["features"] == "the last layer of the static run static"
     model = static.load_model()
     seen: list[torch.Tensor] = []
-    model.fc.register_forward_pre_hook(lambda _layer, inputs: seen.append(inputs[0]))
+    model.get_submodule("fc").register_forward_pre_hook(lambda _layer, inputs: seen.append(inputs[0]))
     with torch.inference_mode():
         model(normalise(few.test.images_NCHW, torch.tensor(few.mean), torch.tensor(few.std)))
     np.save(own_run / "f.npy", seen[0].numpy())

@@ -288,7 +288,9 @@ def evaluated(answer: Evaluation) -> None:
 def model() -> CoDiNet:
     """Six blocks, in evaluation mode; nothing changes it."""
     torch.manual_seed(0)
-    return create_model("resnet14", num_classes=CLASSES, in_channels=SHAPE[0]).eval()
+    made = create_model("resnet14", num_classes=CLASSES, in_channels=SHAPE[0]).eval()
+    assert isinstance(made, CoDiNet)
+    return made
 
 
 @functools.cache

@@ -100,7 +100,7 @@ def run_folder() -> RunFolder:
     folder = Path(tempfile.mkdtemp(prefix="codinet-attack-explorer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     config = resolve(RunConfig("digits", network=NetworkConfig(arch="resnet20")))
-    run = RunWriter.create(folder, config, DataInfo.of(data()), {})
+    run = RunWriter.create(folder, config, DataInfo.of(data()), {}, (3, 3, 3))
     torch.manual_seed(0)
     model = CoDiNet(run.data.model_config(config.network)).eval()
     run.save_results(model, evaluate_test_set(model, data(), CPU))

@@ -300,7 +300,7 @@ def run_config(rng: random.Random, folder: Path) -> None:
 def run_figures(rng: random.Random, folder: Path) -> None:
     """evaluation.json, timing.json and metrics.jsonl."""
     run = RunFolder.open(base() / "run")
-    copy_of = RunWriter(folder, run.config, run.data, run.environment)
+    copy_of = RunWriter(folder, run.config, run.data, run.environment, run.groups)
     name = rng.choice(("evaluation.json", "timing.json", "metrics.jsonl"))
     content = content_of(f"run/{name}")
     if rng.random() < 0.3:
@@ -338,7 +338,7 @@ def run_paths(rng: random.Random, folder: Path) -> None:
     run = RunFolder.open(base() / "run")
     tensors, about = _tensors_of("run/paths.safetensors")
     files.save_tensors(folder / "paths.safetensors", spoilt_tensors(tensors, rng), about)
-    paths = RunFolder(folder, run.config, run.data, run.environment).load_paths()
+    paths = RunFolder(folder, run.config, run.data, run.environment, run.groups).load_paths()
     assert paths.path_TN.shape == (len(paths.label_T), 9)
     assert int(paths.label_T.max()) < 10
 

@@ -20,9 +20,11 @@ from tests.attack.harness import Attack
 from tests.attack.on_data import ODD_VALUES, damaged, place, require_dataset
 
 from codinet.data.dataset import check
-from codinet.data.image_folder import ignored_folders, load_folder
-from codinet.data.images import FORMATS, Quiet, read_header, read_image
+from codinet.data.folder_index import ignored_folders
+from codinet.data.image_folder import load_folder
+from codinet.data.images import FORMATS, read_header, read_image
 from codinet.data.loading import load, locate
+from codinet.data.quiet import Quiet
 from codinet.errors import UserError
 
 UPLOAD_PIXELS = 25_000_000  # the explorer's limit
@@ -267,7 +269,8 @@ def attack_folders(rng: random.Random, folder: Path) -> None:
     path = Path(os.fsdecode(root))
     size = rng.choice([None, None, 8, 8, 1, 0, 9000] if bad else [None, 8])
     if rng.random() < 0.5:
-        require_dataset(check(load_folder(path, image_size=size)))
+        options: dict[str, Any] = {"whole": rng.random() < 0.5, "on_damaged": rng.choice(["stop", "skip"])}
+        require_dataset(check(load_folder(path, image_size=size, **options)))
         ignored_folders(path)
     else:
         require_dataset(load(str(path), folder, image_size=size))

@@ -145,7 +145,7 @@ def test_an_adopted_network_is_compared_with_its_static_form(batch: int, engine:
     images = torch.randn(8, 3, 8, 8)
     model = with_run_rate(make_dynamic(module, blocks=Residual, image_shape=(3, 8, 8)), images, 0.5)
     rows = {row["engine"]: row for row in compare(model, images, batch=batch, rounds=2)}
-    assert set(rows) == {"static", "masked", engine}
+    assert set(rows) - {"static-onnx", "onnx"} == {"static", "masked", engine}  # onnxruntime is optional
     assert rows["static"]["speedup"] == 1
     # Half of four 3×3 convolutions of 8 channels are skipped; routers, stem and head are not.
     fixed, block, router = 64 * 8 * 3 + 8 * 64 * 5, 64 * 8 * 8 * 9, 8 * 8 + 8 * 2

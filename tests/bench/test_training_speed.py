@@ -90,7 +90,7 @@ def test_the_published_size_and_number_of_classes() -> None:
     step = training_speed._step(TrainSetting("resnet50", 2, 2, CPU, amp=False), Speed(), routed=True)
     assert step.data.images_NCHW.shape == (4, 3, 224, 224)
     assert step.model.get_parameter("fc.weight").shape[0] == 1000
-    assert step.task.pad == 28
+    assert step.task.augmentation.pad == 28
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ CODE = (
 def test_without_the_extra_the_error_names_it(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fastapi" else real(name))
-    with pytest.raises(UserError, match=r"needs fastapi; install with pip install 'codinet\[explore\]'"):
+    with pytest.raises(UserError, match=r"needs fastapi; install them with pip install fastapi uvicorn"):
         run(Args(finished_run))
 
 

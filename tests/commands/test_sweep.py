@@ -170,5 +170,5 @@ def test_a_missing_matplotlib_is_reported_before_training(
         monkeypatch.delitem(sys.modules, name, raising=False)
     hide_package("matplotlib")
     assert main(["sweep", "digits", "--out", str(tmp_path / "out")]) == 2
-    assert "codinet[plot]" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -141,9 +141,9 @@ def test_an_unknown_preset_is_refused(capsys: Said) -> None:
 def test_help_shows_the_defaults_of_every_preset(capsys: Said) -> None:
     assert main(["train", "--help"]) == 0
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "(default: 250; best: 40; quick, demo: 30; small: 15)" in words
-    assert "(default: 0.6 0.8)" in words
-    assert "elsewhere. (best: 512; small: 32)" in words
+    assert "(default: 250; best: 40; quick, demo, pretrained: 30; small: 15; modern, imagenet: 100)" in words
+    assert "(default: 0.6 0.8; imagenet: 0.3 0.6 0.9)" in words
+    assert "elsewhere. (best: 512; small: 32; imagenet: 256)" in words
 
 
 def test_every_setting_is_a_documented_flag(capsys: Said) -> None:

@@ -3,17 +3,22 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from codinet import cli
 from codinet.config import RunConfig
 from codinet.data import Dataset, free_memory, normalise, threads
+from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident, SplitPlacer, Stream, count_threads, epoch_order
 from codinet.data.dataset import LazyImages
 from codinet.data.image_folder import load_folder
+from codinet.data.random_crops import crop_box, hashed_draws, is_mirrored
 from codinet.errors import UserError
 from codinet.train import loop
 from codinet.train.accelerate import Execution
@@ -173,11 +178,11 @@ def test_threads_are_divided_among_processes(few: Dataset, pictures: Path, monke
     monkeypatch.setattr(free_memory, "available_bytes", lambda: 0)
     lazy, tiny = load_folder(pictures, image_size=64), load_folder(pictures, image_size=32)
     monkeypatch.setattr(sys, "platform", "another")
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    assert (count_threads(lazy.train), count_threads(few.train)) == (8, 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 20)
+    assert (count_threads(lazy.train), count_threads(few.train)) == (16, 2)
     assert count_threads(tiny.train) == 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert (count_threads(lazy.train), count_threads(few.train)) == (3, 2)
+    assert (count_threads(lazy.train), count_threads(few.train)) == (5, 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
     assert (count_threads(lazy.train), count_threads(few.train)) == (1, 1)
 
@@ -200,13 +205,15 @@ class Stopping(Reporter):
 def test_training_switches_loaders_bit_for_bit(
     tmp_path: Path, small_run: RunConfig, few: Dataset, assert_same_run: SameRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    network, schedule = replace(small_run.network, arch="resnet14"), replace(small_run.schedule, epochs=1)
+    config = replace(small_run, network=network, schedule=schedule)  # 1 + 1 epochs of four steps
     resident, stream = Execution(loader="resident"), Execution(loader="stream")
-    loop.train(tmp_path / "resident", small_run, few, device=CPU, execution=resident)
+    loop.train(tmp_path / "resident", config, few, device=CPU, execution=resident)
     monkeypatch.setattr(loop, "SAVE_SECONDS", -1)  # so that it stops, and resumes, in the middle of an epoch
     with contextlib.suppress(Stopped):
-        loop.train(tmp_path / "both", small_run, few, device=CPU, execution=resident, reporter=Stopping())
+        loop.train(tmp_path / "both", config, few, device=CPU, execution=resident, reporter=Stopping())
     assert not (tmp_path / "both" / "evaluation.json").exists()
-    loop.train(tmp_path / "both", small_run, few, device=CPU, execution=stream, resume=True)
+    loop.train(tmp_path / "both", config, few, device=CPU, execution=stream, resume=True)
     assert_same_run(tmp_path / "resident", tmp_path / "both")
 
 
@@ -218,7 +225,7 @@ def test_a_folder_larger_than_memory_trains_to_the_same_result(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["--batch", "8", "--image-size", "8"]
+    words = ["--arch", "resnet14", "--batch", "8", "--image-size", "8"]
     assert cli.main(train_words(tmp_path / "whole", *words, source=pictures)) == 0
     monkeypatch.setattr(free_memory, "available_bytes", lambda: 0)
     assert cli.main(train_words(tmp_path / "lazy", *words, source=pictures)) == 0
@@ -275,3 +282,136 @@ def test_the_free_memory_of_a_gpu_is_its_own(few: Dataset, monkeypatch: pytest.M
 def test_everything_is_resident_if_free_memory_is_unknown(lazy: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "available_bytes", lambda: None)
     assert isinstance(SplitPlacer(lazy, CPU).place(lazy.train), Resident)
+
+
+# Views of random parts of image files
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve JPEG files of several sizes in two classes; brightness tells which is which."""
+    for index in range(12):
+        folder = tmp_path / "photos" / ("dark" if index % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        down, across = np.mgrid[0 : 40 + index, 0:60]
+        levels = np.stack([2 * down, 3 * across, 0 * down + 9 * index], -1).astype(np.uint8)
+        Image.fromarray(levels).save(folder / f"{index:02}.jpg", quality=95)
+    return tmp_path / "photos"
+
+
+def delivered(
+    data: Dataset, *, threads: int, epoch: int = 4, views: int = 2
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    stream = Stream(data.train, data, CPU, threads=threads)
+    augmentation = Augmentation((24, 20), views, flip=True, min_area=0.2, seed=9)
+    window = stream.window(3, augmentation)
+    found = []
+    for index_B in stream.deliver(BATCHES, epoch):
+        images, labels = window.take(index_B)
+        found.append((images.clone(), labels.clone()))
+    return found
+
+
+def test_threads_cut_views_of_files_and_the_result_does_not_depend_on_them(photos: Path) -> None:
+    data = load_folder(photos, image_size=20, whole=True)
+    assert isinstance(data.train.images_NCHW, LazyImages)
+    one, four = delivered(data, threads=1), delivered(data, threads=4)
+    for (images, labels), (again, labels_again), index_B in zip(one, four, BATCHES, strict=True):
+        assert images.shape == (6, 3, 24, 20)
+        assert torch.equal(images, again)
+        assert torch.equal(labels, data.train.labels_N[index_B])
+        assert torch.equal(labels, labels_again)
+    assert torch.equal(one[0][0][0:2], one[0][0][4:6])  # image 5 twice
+    assert not torch.equal(one[0][0][0], one[0][0][1])  # its two views
+    later = delivered(data, threads=1, epoch=5)
+    assert not torch.equal(one[0][0], later[0][0])
+
+
+def test_views_of_files_show_the_boxes_that_tensors_would_be_cut_at(photos: Path) -> None:
+    data = load_folder(photos, image_size=20, whole=True)
+    (images, _), *_ = delivered(data, threads=2)
+    sources = data.train.images_NCHW.sources
+    draws_BD = hashed_draws(9, 4, BATCHES[0], 2).tolist()
+    for row, draws_D in enumerate(draws_BD):
+        original = Image.open(sources[int(BATCHES[0][row // 2])])
+        box = crop_box(draws_D, original.height, original.width, min_area=0.2)
+        edges = (box.left, box.top, box.left + box.width, box.top + box.height)
+        pixels = np.asarray(original.crop(edges).resize((20, 24), Image.Resampling.BILINEAR))
+        pixels = pixels[:, ::-1] if is_mirrored(draws_D, flip=True) else pixels
+        expected = normalise(
+            torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], *map(torch.tensor, (data.mean, data.std))
+        )
+        assert (images[row] - expected[0]).abs().max() < 0.1
+
+
+def test_squares_that_fit_are_kept_on_the_device_without_the_crop(image_folder: Callable[..., Path]) -> None:
+    square = load_folder(image_folder(size=(32, 32)), image_size=14, crop=0.875, whole=True)
+    placed = SplitPlacer(square, CPU).place(square.train, whole=True)
+    assert isinstance(placed, Resident)
+    assert placed.images_NCHW.shape[1:] == (3, 16, 16)
+    oblong = load_folder(image_folder("oblong", size=(32, 40)), image_size=14, crop=0.875, whole=True)
+    assert isinstance(SplitPlacer(oblong, CPU).place(oblong.train, whole=True), Stream)
+    asked = SplitPlacer(oblong, CPU).place(oblong.train, "resident", whole=True)
+    assert isinstance(asked, Resident)
+    assert isinstance(SplitPlacer(oblong, CPU).place(oblong.train), Resident)  # plain images for an evaluation
+
+
+def test_files_that_are_evaluated_are_decoded_in_the_first_pass_only(
+    lazy: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_memory, "available_bytes", lambda: 10**6)
+    placer = SplitPlacer(lazy, CPU)
+    monkeypatch.setattr(LazyImages, "decode", lambda *_: pytest.fail("decoded before it was used"))
+    placed = placer.place_for_evaluation(lazy.train)
+    first = list(placed.batches(5))
+    monkeypatch.setattr(LazyImages, "read_into", lambda *_: pytest.fail("decoded again"))
+    for size in (5, 16):
+        again = list(placed.batches(size))
+        for before, after in zip(zip(*first, strict=True), zip(*again, strict=True), strict=True):
+            assert torch.equal(torch.cat(before), torch.cat(after))
+    monkeypatch.setattr(free_memory, "available_bytes", lambda: 0)
+    assert not SplitPlacer(lazy, CPU).place_for_evaluation(lazy.test).keep  # type: ignore[union-attr]
+
+
+# Damaged files
+
+
+def damage(folder: Path, *names: str) -> None:
+    for name in names:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_damaged_files_are_replaced_in_training_and_left_out_of_the_test(
+    photos: Path, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = load_folder(photos, image_size=20)
+    damage(photos, "light/00.jpg", "dark/05.jpg")
+    with pytest.raises(UserError, match=r"\.jpg is damaged or truncated"):
+        load_folder(photos, image_size=20)
+    in_memory = load_folder(photos, image_size=20, on_damaged="skip")
+    assert len(in_memory.train) + len(in_memory.test) == 10
+    assert in_memory.damaged is not None
+    assert [Path(name).name for name in in_memory.damaged.names()] == ["05.jpg", "00.jpg"]
+    monkeypatch.setattr(free_memory, "available_bytes", lambda: 0)
+    lazy = load_folder(photos, image_size=20, on_damaged="skip", whole=whole)
+    assert torch.equal(lazy.test.images_NCHW[:], in_memory.test.images_NCHW)
+    assert torch.equal(lazy.test.labels_N, in_memory.test.labels_N)
+    assert len(lazy.train) == len(complete.train)
+    stream = Stream(lazy.train, lazy, CPU, threads=2)
+    plain_BCHW, labels_B = next(stream.batches(len(lazy.train)))
+    names = [Path(path).name for path in lazy.train.images_NCHW.sources]
+    for row, name in enumerate(names):
+        following = row + 1 if name in ("00.jpg", "05.jpg") else row
+        assert torch.equal(plain_BCHW[row], plain_BCHW[following])
+        assert labels_B[row] == lazy.train.labels_N[following]
+    assert lazy.damaged is not None
+    assert {Path(name).name for name in lazy.damaged.names()} == {"00.jpg", "05.jpg"}
+
+
+def test_a_folder_of_damaged_files_is_an_error(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in photos.glob("*/*.jpg"):
+        file.write_bytes(b"damaged")
+    with pytest.raises(UserError, match="None of the image files can be read"):
+        load_folder(photos, on_damaged="skip")

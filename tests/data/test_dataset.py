@@ -134,7 +134,7 @@ def images(image_folder: Callable[..., Path]) -> LazyImages:
 
 
 def test_lazy_images_are_indexed_like_a_tensor(images: LazyImages) -> None:
-    whole = torch.stack([read_image(Path(path), channels=3, size=(8, 8)) for path in images.paths])
+    whole = torch.stack([read_image(Path(str(path)), channels=3, size=(8, 8)) for path in images.sources])
     assert images.shape == whole.shape
     assert images.nbytes == whole.nbytes
     assert len(images) == 12
@@ -149,7 +149,7 @@ def test_lazy_images_are_indexed_like_a_tensor(images: LazyImages) -> None:
 
 def test_a_subset_of_lazy_images_is_not_decoded(images: LazyImages) -> None:
     split = Split(images, torch.arange(12))
-    Path(images.paths[3]).unlink()
+    Path(str(images.sources[3])).unlink()
     picked = split.subset(torch.tensor([4, 3, 9]))
     assert isinstance(picked.images_NCHW, LazyImages)
     assert picked.labels_N.tolist() == [4, 3, 9]

@@ -11,7 +11,8 @@ from PIL import Image
 
 from codinet.data import free_memory
 from codinet.data.dataset import LazyImages, check
-from codinet.data.image_folder import ignored_folders, load_folder
+from codinet.data.folder_index import ignored_folders
+from codinet.data.image_folder import load_folder
 from codinet.errors import UserError
 from codinet.run_reader import DataInfo
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from codinet.data import images
-from codinet.data.images import Header, Quiet, read_header, read_image
+from codinet.data.images import Header, read_header, read_image
+from codinet.data.quiet import Quiet
 from codinet.errors import UserError
 from codinet.predictor import image_files
 
@@ -145,6 +146,28 @@ def test_resizing_covers_then_crops_the_centre() -> None:
     assert read[0, :, 1:4].unique().tolist() == [100]
     same = read_image(encoded(Image.fromarray(strip)), channels=1, size=(10, 30))
     assert torch.equal(same[0], torch.from_numpy(strip))
+
+
+def test_a_crop_keeps_a_fraction_of_the_centre() -> None:
+    picture = noise(60, 40)
+    content, (left, top, side) = encoded(picture), (16, 6, 28)  # 0.7 of the shorter side
+    box = picture.crop((left, top, left + side, top + side)).resize((14, 14), Image.Resampling.BILINEAR)
+    cropped = read_image(content, channels=3, size=(14, 14), crop=0.7)
+    assert (
+        cropped[:, 1:-1, 1:-1].int() - torch.from_numpy(np.array(box)).permute(2, 0, 1)[:, 1:-1, 1:-1]
+    ).abs().max() <= 1
+    assert torch.equal(
+        read_image(content, channels=3, size=(14, 14), crop=1), read_image(content, channels=3, size=(14, 14))
+    )
+    own = read_image(content, channels=3, size=None, crop=0.5)
+    assert own.shape == (3, 40, 60)
+    assert torch.equal(own, read_image(content, channels=3, size=(40, 60), crop=0.5))
+    assert not torch.equal(own, read_image(content, channels=3, size=None))
+    tiny = read_image(encoded(Image.new("L", (60_000, 1), 9)), channels=1, size=(8, 8), crop=0.01)
+    assert tiny.unique().tolist() == [9]
+    for crop in (0, 0.001, 1.5, float("nan"), None):
+        with pytest.raises(UserError, match="crop must be a finite number from"):
+            read_image(content, channels=3, size=(14, 14), crop=crop)  # type: ignore[arg-type]
 
 
 def test_shrinking_is_antialiased() -> None:
@@ -424,6 +447,15 @@ def test_overlapping_threads_do_not_silence_warnings_for_good() -> None:
         warnings.warn("still an error", stacklevel=1)
     with Quiet(), Quiet():
         warnings.warn("ignored", stacklevel=1)
+
+
+def test_scikit_learn_copies_the_filter_that_ignores_warnings() -> None:
+    """It takes the text of every filter into its threads, as in the t-SNE of an analysis after a prediction."""
+    neighbors = pytest.importorskip("sklearn.neighbors")
+    with Quiet():
+        pass
+    nearest = neighbors.NearestNeighbors(n_neighbors=2).fit([[0.0], [1.0], [3.0]])
+    assert nearest.kneighbors([[0.9]], return_distance=False).tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import codinet.data
 from codinet.data import load, loading, locate
 from codinet.data.catalogue import KNOWN
+from codinet.data.dataset import LazyImages
 from codinet.errors import UserError
 
 
@@ -47,6 +50,26 @@ def test_image_size_is_for_folders(tmp_path: Path, image_folder: Callable[..., A
     assert load("digits", tmp_path, image_size=8).image_shape == (1, 8, 8)
     with pytest.raises(UserError, match="digits has images of 8×8"):
         load("digits", tmp_path, image_size=32)
+
+
+def test_a_crop_is_for_folders(
+    tmp_path: Path, image_folder: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = image_folder()
+    for path in folder.glob("*/*"):
+        Image.effect_noise((20, 24), 50).convert("RGB").save(path)
+    whole, cropped = (load(str(folder), tmp_path, image_size=16, crop=crop) for crop in (None, 0.5))
+    assert (whole.crop, cropped.crop) == (1, 0.5)
+    assert whole.image_shape == cropped.image_shape
+    assert not torch.equal(whole.test.images_NCHW, cropped.test.images_NCHW)
+    monkeypatch.setattr("codinet.data.image_folder.fits", lambda _bytes: False)
+    lazy = load(str(folder), tmp_path, image_size=16, crop=0.5)
+    assert isinstance(lazy.test.images_NCHW, LazyImages)
+    assert torch.equal(lazy.test.images_NCHW[:], cropped.test.images_NCHW)
+    assert torch.equal(lazy.test.subset(torch.tensor([1])).images_NCHW[0], cropped.test.images_NCHW[1])
+    with pytest.raises(UserError, match="Only image folders can be cropped, and digits is none"):
+        load("digits", tmp_path, crop=0.9)
+    assert load("digits", tmp_path, crop=1).crop == 1
 
 
 def test_unknown_names_and_paths_are_explained(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_huge_numbers_are_refused_in_every_parameter(explorer: Any, address: str
 def test_a_network_that_computes_nan_is_refused(run: RunFolder, few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(folder: RunFolder, device: torch.device) -> Any:
         model = load_model(folder, device)
-        model.fc.bias.data.fill_(torch.nan)
+        model.get_parameter("fc.bias").data.fill_(torch.nan)
         return model
 
     load_model = RunFolder.load_model

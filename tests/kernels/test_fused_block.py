@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from codinet.kernels.block import fused_block
 from codinet.kernels.block.fused_block import BlockTensors, NormBuffers, plain_routed_block, routed_block
 from codinet.kernels.block.tile_sizes import Tiles, choose, fits
 
@@ -72,7 +73,9 @@ def _relative(got: torch.Tensor, expected: torch.Tensor) -> float:
         (64, 8, 8, 3, True, None),
     ],
 )
-def test_fused_block_matches_the_reference(channels, height, width, number, routed, tiles) -> None:
+def test_fused_block_matches_the_reference(channels, height, width, number, routed, tiles, monkeypatch) -> None:
+    if DEVICE.type == "cpu" and channels > 16:  # the interpreter takes as long for a small program as for a large one
+        monkeypatch.setattr(fused_block, "ADDED", 256)
     torch.manual_seed(0)
     block = _block(channels, torch.channels_last if routed else torch.contiguous_format)
     x = torch.randn(number, channels, height, width, device=DEVICE).requires_grad_()

@@ -18,20 +18,21 @@ def test_results_table_includes_the_papers_rows(runs: list[Run]) -> None:
     assert all(len(row) == len(table.headings) for row in table.rows)
     names = [row[0] for row in table.rows]
     assert names == [name for run in ("near <1>", "far", "static") for name in (run, "the paper", "the paper")]
-    assert table.rows[1][2:5] == ["94.47", "145", "0.29"]
-    assert table.rows[2][7] == "276"
-    assert table.headings[4] == "G, paper's unit"
+    assert table.rows[1][2:6] == ["94.47", report_tables.NONE, "145", "0.29"]
+    assert table.rows[2][8] == "276"
+    assert table.headings[5] == "G, paper's unit"
     assert "paper" in table.caption
     own = runs[0].evaluation
-    assert table.rows[0][2:5] == [f"{own['accuracy']:.2f}", f"{own['macs'] / 1e6:.2f}", f"{own['paper_gmaccs']:.4g}"]
+    percents = [f"{own['accuracy']:.2f}", f"{own['top5_accuracy']:.2f}"]
+    assert table.rows[0][2:6] == [*percents, f"{own['macs'] / 1e6:.2f}", f"{own['paper_gmaccs']:.4g}"]
 
 
 def test_the_papers_unit_is_only_for_the_papers_data(runs: list[Run]) -> None:
     table = report_tables.results_table(runs)
     assert not any("paper" in text for text in (table.caption, *table.headings))
     mixed = report_tables.results_table([runs[0], as_cifar(runs[2])])
-    assert mixed.rows[0][4] == report_tables.NONE
-    assert mixed.rows[1][4] != report_tables.NONE
+    assert mixed.rows[0][5] == report_tables.NONE
+    assert mixed.rows[1][5] != report_tables.NONE
 
 
 def test_times_are_beside_macs_with_date_and_device(runs: list[Run]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from codinet import files
+from codinet.backbones import ARCHITECTURES
 from codinet.config import NetworkConfig, RunConfig, ScheduleConfig
 from codinet.run_reader import DataInfo
 from codinet.runs import RunWriter
@@ -57,7 +58,8 @@ def fakes(
         out, made = tmp_path / "sweep", tmp_path / "made"
         brief = DataInfo("digits", ("0", "1"), (0.5,), (0.5,), (1, 8, 8), "")
         for run in runs:
-            folder = RunWriter.create(made / run.name, _saved_config(run, out), brief, {"commit": "tests"})
+            config, groups = _saved_config(run, out), ARCHITECTURES[run.config.network.arch].counts
+            folder = RunWriter.create(made / run.name, config, brief, {"commit": "tests"}, groups)
             folder.keep_metrics([{"epoch": 1}, {"epoch": 2}, {"epoch": 1}])
             files.write_json(folder.path / "evaluation.json", figures(accuracy=90 + run.config.seed))
 

@@ -56,6 +56,7 @@ def test_the_legend_names_routers_that_differ(groups: Callable[[Grid], list[Grou
         (("resnet20", "resnet32"), "cost, G in the paper's unit (two per multiply-add)"),
         (("resnet50", "resnet101"), "cost, G in the paper's unit (one per multiply-add)"),
         (("resnet20", "resnet50"), "cost, G MACs (one per multiply-add)"),
+        (("timm:resnet18", "resnet50"), "cost, G MACs (one per multiply-add)"),
     ],
 )
 def test_several_networks_have_a_second_panel(

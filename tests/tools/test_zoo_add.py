@@ -10,7 +10,7 @@ import torch
 from codinet import files
 from codinet.data import load
 from codinet.errors import UserError
-from codinet.evaluate import FIGURES, evaluate_test_set
+from codinet.evaluate import FIGURES, TOP5, evaluate_test_set
 from codinet.runs import RunFolder
 from codinet.zoo.card import FIELDS, Card
 from codinet.zoo.shelf import find
@@ -28,10 +28,10 @@ def own_digits_run(digits_run: Path, tmp_path: Path) -> Path:
 
 def test_the_card_describes_the_run(stocked: Path, digits_run: Path) -> None:
     card, run = find(NAME, stocked), RunFolder.open(digits_run)
-    assert set(card.content) == set(FIELDS)
+    assert set(card.content) == {*FIELDS, TOP5}  # it has ten classes
     assert card.config() == run.config
     assert card.data_info() == run.data
-    assert card["as_trained"] == {key: run.load_evaluation()[key] for key in FIGURES}
+    assert card["as_trained"] == {key: run.load_evaluation()[key] for key in (*FIGURES, TOP5)}
     assert (card["seed"], card["commit"], card["device"], card["n"]) == (0, "tests", "cpu", 500)
     assert card["versions"]["torch"] == torch.__version__
     assert card["wall_s"] == run.wall_seconds()

@@ -17,6 +17,7 @@ from codinet.config import ExtraConfig, LossConfig, RunConfig, ScheduleConfig, r
 from codinet.cost import block_costs
 from codinet.create import create_model
 from codinet.data import Dataset
+from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
 from codinet.evaluate import Evaluation
 from codinet.model import RoutedNetwork
@@ -105,14 +106,16 @@ def make_step(dozen: Resident) -> Callable[..., Step]:
         amp: bool = False,
         extra: ExtraConfig | None = None,
         teacher: Teacher | None = None,
+        **schedule_settings: Any,
     ) -> Step:
-        schedule = ScheduleConfig(epochs=10, finetune=5, batch=4, views=views, weight_decay=0.01)
+        schedule = ScheduleConfig(epochs=10, finetune=5, batch=4, views=views, weight_decay=0.01, **schedule_settings)
         config = RunConfig("dozen", losses=losses or LossConfig(), schedule=schedule, extra=extra or ExtraConfig())
         config = resolve(config)
         budget = config.losses.budget
         controller = BudgetController(budget, steps=100, device=CPU) if budget is not None else None
         table = block_costs(model, (1, 6, 6))
-        task = Task(model, dozen, table, config, controller, pad=pad, flip=flip, amp=amp, teacher=teacher)
+        views_of = Augmentation((6, 6), views, flip=flip, pad=pad, blank=config.extra.cutout)
+        task = Task(model, dozen, table, config, views_of, controller, amp=amp, teacher=teacher)
         step = Step(task, stages_of(config)[stage])
         step.index_L.copy_(torch.arange(4))
         step.lr.fill_(0.1)
@@ -127,10 +130,11 @@ def life(train_words: Callable[..., list[str]]) -> Iterator[Callable[..., dict[s
     driver = Path(__file__).with_name("lives.py")
     with subprocess.Popen([sys.executable, driver], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lives:
 
-        def live(out: Path, *more: str, size: int = 1, **fate: Any) -> dict[str, Any]:
+        def live(out: Path, *more: str, size: int = 1, source: Path | None = None, **fate: Any) -> dict[str, Any]:
             assert lives.stdin is not None
             assert lives.stdout is not None
-            request = {"words": train_words(out, "--resume", *more), "out": str(out), "size": size, "fate": fate}
+            words = train_words(out, "--resume", *more, **({"source": source} if source else {}))
+            request = {"words": words, "out": str(out), "size": size, "fate": fate}
             print(json.dumps(request), file=lives.stdin, flush=True)
             return json.loads(lives.stdout.readline())
 

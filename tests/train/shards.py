@@ -8,18 +8,20 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch._dynamo  # loaded once, before the fork
+from torch import nn
 
-from codinet import create_model
+from codinet import create_model, make_dynamic
 from codinet.config import LossConfig, RunConfig, ScheduleConfig, resolve
 from codinet.cost import block_costs
+from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
 from codinet.data.npz import load_digits
 from codinet.files import save_tensors
-from codinet.model import CoDiNet
+from codinet.model import RoutedNetwork
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import World, joined
 from codinet.train.stages import stages_of
@@ -29,6 +31,7 @@ CPU = torch.device("cpu")
 SIZE = 2
 IMAGES = 8  # of a step, of both processes together
 STEPS = 3
+LIBRARY: dict[str, Any] = {"optimizer": "adamw", "decay_norms": False, "clip": 0.05}
 LOSSES = LossConfig(budget=0.5, alpha=0.3, beta=0.7, m_c=0.01, m_d=2.0, score_decay=0.01)
 
 
@@ -37,9 +40,29 @@ def digits() -> Resident:
     return Resident.of(whole.train.subset(torch.arange(STEPS * IMAGES)), whole, CPU)
 
 
-def network() -> CoDiNet:
+def network() -> RoutedNetwork:
     torch.manual_seed(0)
     return create_model("resnet20", in_channels=1)
+
+
+class Residual(nn.Module):
+    """A block that draws random numbers, with a constant that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Dropout(0.2)
+        self.register_buffer("mask", torch.full((1,), 0.7), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.norm(self.conv(x)).relu()) * self.mask
+
+
+def library_network() -> RoutedNetwork:
+    """A network that is not codinet's own."""
+    torch.manual_seed(1)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    module = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), Residual(), Residual(), head)
+    return make_dynamic(module, blocks=Residual, image_shape=(1, 8, 8))
 
 
 def controller() -> BudgetController:
@@ -49,17 +72,19 @@ def controller() -> BudgetController:
 
 
 def make_step(
-    model: CoDiNet,
+    model: RoutedNetwork,
     data: Resident,
     world: World,
     *,
     stage: int = 0,
     paths: Literal["noise-free", "noised"] = "noise-free",
+    **settings: Any,
 ) -> Step:
-    schedule = ScheduleConfig(epochs=2, finetune=1, batch=IMAGES, views=2)
+    schedule = ScheduleConfig(epochs=2, finetune=1, batch=IMAGES, views=2, **settings)
     config = resolve(RunConfig("digits", losses=replace(LOSSES, paths=paths), schedule=schedule))
     table, stages = block_costs(model, (1, 8, 8)), stages_of(config)
-    step = Step(Task(model, data, table, config, controller(), pad=1, world=world), stages[stage])
+    task = Task(model, data, table, config, Augmentation((8, 8), 2, pad=1), controller(), world=world)
+    step = Step(task, stages[stage])
     model.train()
     step.lr.fill_(0.05)
     return step
@@ -86,6 +111,7 @@ def main(folder: Path, world: World) -> None:
         done |= take(step, number, f"joint{number}", world)
     done |= take(make_step(model, data, world, paths="noised"), 0, "noised", world)
     done |= take(make_step(model, data, world, stage=1), 0, "finetune", world)
+    done |= take(make_step(library_network(), data, world, **LIBRARY), 0, "library", world)
     done |= {f"own.{name}": buffer.clone() for name, buffer in model.named_buffers()}
     world.average_statistics(model)
     done |= {f"mean.{name}": buffer.clone() for name, buffer in model.named_buffers()}

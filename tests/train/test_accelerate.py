@@ -14,6 +14,7 @@ import torch
 from codinet.config import ExtraConfig, resolve
 from codinet.cost import block_costs
 from codinet.create import create_model
+from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
 from codinet.model import RoutedNetwork
 from codinet.presets import paper
@@ -61,7 +62,7 @@ def _data() -> Resident:
     pictures_NCHW = classes_KCHW[labels_N] + torch.randn(1000, CHANNELS, SIZE, SIZE, generator=random)
     bytes_NCHW = (128 + 40 * pictures_NCHW).clamp(0, 255).byte()
     mean_C, std_C = torch.full((CHANNELS,), 128.0), torch.full((CHANNELS,), 56.0)
-    return Resident(*(tensor.to(DEVICE) for tensor in (bytes_NCHW, labels_N, mean_C, std_C)))
+    return Resident(bytes_NCHW.to(DEVICE), labels_N.to(DEVICE), mean_C.to(DEVICE), std_C.to(DEVICE))
 
 
 def _losses(make: Make, mode: str, *, amp: bool) -> list[float]:
@@ -79,7 +80,8 @@ def _losses(make: Make, mode: str, *, amp: bool) -> list[float]:
     stage = stages_of(config)[0]
     table, controller = block_costs(model, (CHANNELS, SIZE, SIZE)), BudgetController(0.6, steps=1000, device=DEVICE)
     speed = {"eager": Speed, "graph": accelerate.compiled, "kernels": accelerate.fused}[mode]()
-    step = Step(Task(model, data, table, config, controller, pad=SIZE // 8, flip=True, amp=amp), stage, speed)
+    views = Augmentation((SIZE, SIZE), config.schedule.views, flip=True, pad=SIZE // 8, blank=config.extra.cutout)
+    step = Step(Task(model, data, table, config, views, controller, amp=amp), stage, speed)
     torch.manual_seed(1)
     go = accelerate.capture(step) if GPU and mode != "eager" else step
     places, found = torch.Generator().manual_seed(2), []

@@ -15,6 +15,7 @@ from codinet.run_reader import DataInfo
 from codinet.train import accelerate
 from codinet.train.budget import BudgetController
 from codinet.train.extras import Teacher
+from codinet.train.splits import augmentation_of
 from codinet.train.stages import stages_of
 from codinet.train.step import Speed, Step, Task
 
@@ -55,7 +56,8 @@ def _take_steps(mode: str, *, stage: int, amp: bool) -> tuple[list[float], list[
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     of = stages_of(config)[stage]
     table, controller = block_costs(model, (3, 32, 32)), BudgetController(0.6, steps=1000, device=device)
-    task = Task(model, data, table, config, controller, pad=4, flip=True, amp=amp, teacher=teacher)
+    views = augmentation_of(config, dataset)
+    task = Task(model, data, table, config, views, controller, amp=amp, teacher=teacher)
     step = Step(task, of, MODES[mode]())
     torch.cuda.manual_seed(2)
     go = step if mode == "eager" else accelerate.capture(step)

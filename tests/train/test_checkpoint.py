@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,9 +36,11 @@ def spoil(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw", "decay_norms": False, "clip": 0.5}])
 def test_a_step_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, step: Step, two_blocks: Network, make_step: MakeStep
+    tmp_path: Path, two_blocks: Network, make_step: MakeStep, settings: dict[str, Any]
 ) -> None:
+    step = make_step(two_blocks(0), **settings)
     torch.manual_seed(3)
     for _ in range(2):
         step()
@@ -46,10 +49,12 @@ def test_a_step_goes_on_as_if_nothing_had_happened(
         step()
 
     torch.manual_seed(99)
-    other = make_step(two_blocks(1))
+    other = make_step(two_blocks(1), **settings)
     found = latest(tmp_path / "c", pytest.fail)
     assert found is not None
     assert found.position == Position(0, 0, 2)
+    kinds = {"exp_avg", "exp_avg_sq", "updates"} if settings else {"momentum"}
+    assert {f"{kind}.fc.bias" for kind in kinds} == {name for name in step.optimizer_state() if "fc.bias" in name}
     restore(found, other.model, other.controller)
     restore_step(found, other)
     for _ in range(2):
@@ -57,7 +62,7 @@ def test_a_step_goes_on_as_if_nothing_had_happened(
 
     for name, tensor in step.model.state_dict().items():
         assert torch.equal(tensor, other.model.state_dict()[name]), name
-    assert all(torch.equal(tensor, other.momentum()[name]) for name, tensor in step.momentum().items())
+    assert all(torch.equal(tensor, other.optimizer_state()[name]) for name, tensor in step.optimizer_state().items())
     assert step.means() == other.means()
     assert step.controller is not None
     assert other.controller is not None
@@ -73,7 +78,7 @@ def test_a_new_stage_starts_without_momentum_and_sums(
     assert found is not None
     other = make_step(two_blocks(1), stage=1)
     restore_step(found, other)
-    assert not any(tensor.any() for tensor in other.momentum().values())
+    assert not any(tensor.any() for tensor in other.optimizer_state().values())
     assert not other.sums.any()
 
 

@@ -29,7 +29,14 @@ from codinet.losses import consistency, diversity, expected_cost, score_decay
 from codinet.relaxation import run_probability
 from codinet.runs import RunFolder
 from codinet.train import checkpoint
-from codinet.train.distributed import World, own_device, put_statistics, seed_apart, statistics
+from codinet.train.distributed import (
+    World,
+    named_statistics,
+    own_device,
+    put_statistics,
+    seed_apart,
+    statistics,
+)
 from codinet.train.step import SUMS
 
 CPU = torch.device("cpu")
@@ -75,7 +82,8 @@ def part(done: Done, prefix: str) -> Done:
 
 def by_hand(shards: ModuleType, done: Done, name: str, number: int, *, gamma: float) -> tuple[Done, Done]:
     """Gradients and figures of a step: each half through the network by itself, losses of both halves joined."""
-    model, data = shards.network(), shards.digits()
+    library = name == "library"
+    model, data = shards.library_network() if library else shards.network(), shards.digits()
     step = shards.make_step(model, data, World(), stage=1 if name == "finetune" else 0)
     model.load_state_dict(part(done, f"{name}.weight."))
     outputs = []
@@ -101,10 +109,14 @@ def by_hand(shards: ModuleType, done: Done, name: str, number: int, *, gamma: fl
     figures["cost_share"] = (hard_BN @ step.run_share_N).mean() + step.base_share
     figures["accuracy"] = (logits_BK.argmax(dim=1) == labels_B).float().mean()
     gradients = torch.autograd.grad(loss, list(step.trained.values()))
+    if library:
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        assert norm > shards.LIBRARY["clip"]
+        gradients = tuple(gradient * shards.LIBRARY["clip"] / (norm + 1e-6) for gradient in gradients)
     return dict(zip(step.trained, gradients, strict=True)), {key: value.detach() for key, value in figures.items()}
 
 
-STEPS = [("joint0", 0), ("joint1", 1), ("joint2", 2), ("noised", 0), ("finetune", 0)]
+STEPS = [("joint0", 0), ("joint1", 1), ("joint2", 2), ("noised", 0), ("finetune", 0), ("library", 0)]
 
 
 @pytest.mark.parametrize(("name", "number"), STEPS)
@@ -157,6 +169,13 @@ def test_running_statistics_become_the_mean(ranks: list[Done]) -> None:
         mean = (ranks[0][f"own.{name}"] + ranks[1][f"own.{name}"]) / 2
         assert torch.equal(ranks[0][f"mean.{name}"], mean)
         assert torch.equal(ranks[1][f"mean.{name}"], mean)
+
+
+def test_constants_are_not_statistics(shards: ModuleType) -> None:
+    model = shards.library_network()
+    assert any(name.endswith("mask") for name, _ in model.named_buffers())
+    names = named_statistics(model, statistics(model)).keys()
+    assert names == {name for name in model.state_dict() if "running" in name}
 
 
 def test_a_loss_that_is_bad_in_one_process_is_bad_in_all(ranks: list[Done]) -> None:

@@ -192,7 +192,7 @@ def test_a_batch_that_does_not_fit_is_refused_and_leaves_the_controller_alone(sp
 
 
 def test_the_documented_lines_stack_views_next_to_each_other() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "your-networks.md").read_text()
     images_L, labels_L = torch.arange(3.0).view(3, 1, 1, 1), torch.tensor([5, 6, 7])
     names: dict[str, Any] = {"torch": torch, "augment": lambda image: image + 0.5, "image": images_L, "label": labels_L}
     (first,) = re.findall(r"^ *(views = torch.stack.*?)(?:  #.*)?$", text, re.MULTILINE)
@@ -211,6 +211,7 @@ def test_a_wrong_order_that_a_device_recorded_is_reported_by_settle() -> None:
     assert before == objective.state_dict()
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_a_wrong_order_is_reported_by_settle_without_waiting_in_the_step() -> None:
     model = network().cuda()

@@ -7,21 +7,24 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from codinet import files
+from codinet.adopt import import_vision
 from codinet.cli import main
-from codinet.config import ExtraConfig, NetworkConfig, RunConfig
+from codinet.config import ExtraConfig, ModelConfig, NetworkConfig, RunConfig
 from codinet.create import create_model
 from codinet.data.dataset import Dataset
 from codinet.errors import UserError
 from codinet.files import load_tensors, save_tensors
 from codinet.model import CoDiNet
+from codinet.networks import load_parts
 from codinet.run_reader import DataInfo
 from codinet.runs import RunFolder
-from codinet.train import loop
-from codinet.train.setup import Source, load_start, read_sources
+from codinet.train import loop, setup
+from codinet.train.setup import Source, read_sources
 
 CPU = torch.device("cpu")
 Words = Callable[..., list[str]]
@@ -39,7 +42,7 @@ def source_of(model: CoDiNet) -> Source:
 def networks(*, theirs: dict[str, object], ours: dict[str, object]) -> tuple[CoDiNet, CoDiNet]:
     torch.manual_seed(0)
     common: dict[str, object] = {"name": "resnet20", "in_channels": 1}
-    return create_model(**common | theirs), create_model(**common | ours)  # type: ignore[arg-type]
+    return create_model(**common | theirs), create_model(**common | ours)  # type: ignore[arg-type, return-value]
 
 
 def changed(before: dict[str, torch.Tensor], theirs: CoDiNet, ours: CoDiNet) -> set[str]:
@@ -69,7 +72,7 @@ def test_a_start_gives_what_fits(
 ) -> None:
     other, model = networks(theirs=theirs, ours=ours)
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    assert load_start(source_of(other), model) == misfits
+    assert load_parts(model, other.state_dict(), "--start runs/x") == misfits
     assert changed(before, other, model) == taken
 
 
@@ -78,8 +81,10 @@ def test_a_start_gives_what_fits(
 def test_a_start_that_does_not_fit_is_refused(theirs: dict[str, object], turned: bool) -> None:
     other, model = networks(theirs={} if turned else theirs, ours=theirs if turned else {})
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    with pytest.raises(UserError, match=r"--start runs/x holds a resnet.* does not fit this network: .* differs"):
-        load_start(source_of(other), model)
+    with pytest.raises(
+        UserError, match=r"--start runs/x does not fit this network: .* is (.* instead of|missing|not expected)"
+    ):
+        load_parts(model, other.state_dict(), "--start runs/x")
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
@@ -265,3 +270,40 @@ def test_checkpoints_that_record_no_run_need_its_config(tmp_path: Path, small_ru
         files.save_tensors(file, tensors, about)
     with pytest.raises(UserError, match=r"holds checkpoints but no config\.json"):
         loop.train(out, small_run, few, device=CPU, resume=True)
+
+
+def test_published_weights_of_torchvision_are_a_source_of_our_own_network(
+    tmp_path: Path, train_words: Words, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vision = import_vision("torchvision")
+    torch.manual_seed(3)
+    published = vision.models.resnet50().state_dict()
+    weights = vision.models.ResNet50_Weights
+    monkeypatch.setattr(weights, "get_state_dict", lambda *_args, **_options: published)  # would be a download
+    words = [
+        "--arch",
+        "resnet50",
+        "--start",
+        "torchvision:resnet50",
+        "--epochs",
+        "1",
+        "--finetune",
+        "0",
+        "--budget",
+        "0.9",
+    ]
+    colours = tmp_path / "colours.npz"
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    np.savez(colours, x_train=pixels[:32], y_train=np.arange(32) % 2, x_test=pixels[32:], y_test=np.arange(8) % 2)
+    config = RunConfig(str(colours), extra=ExtraConfig(start="torchvision:resnet50"))
+    model = CoDiNet(ModelConfig(arch="resnet50", num_classes=2))
+    sources = read_sources(config, tmp_path, resume=False)
+    assert setup._load_initial(model, sources, config.extra) == ["classifier"]
+    for name in ("conv1.weight", "layer4.2.bn3.bias"):
+        assert torch.equal(model.state_dict()[name], published[name])
+    assert main(train_words(tmp_path / "out", *words, source=colours)) == 0
+    assert "The classifier of torchvision:resnet50 does not fit; initialising a new one" in capsys.readouterr().err
+    extra = RunFolder.open(tmp_path / "out").config.extra
+    assert (extra.start, extra.start_sha256) == ("torchvision:resnet50", sources.start.sha256)
+    assert main(train_words(tmp_path / "other", "--start", "torchvision:resnet50", source=colours)) == 2
+    assert "--start torchvision:resnet50 does not fit this network" in capsys.readouterr().err.splitlines()[-1]

@@ -79,7 +79,7 @@ def test_two_steps_are_sgd_written_by_hand(two_blocks: Network, make_step: MakeS
                 weight.sub_(0.1 / (1 + number) * momentum[name])
     for name, weight in model.named_parameters():
         assert torch.allclose(weight, twin.get_parameter(name), rtol=1e-4, atol=1e-6), name
-        assert torch.allclose(step.momentum()[name], momentum[name], rtol=1e-4, atol=1e-6), name
+        assert torch.allclose(step.optimizer_state()[f"momentum.{name}"], momentum[name], rtol=1e-4, atol=1e-6), name
 
 
 def test_the_second_stage_trains_all_but_the_routers(two_blocks: Network, make_step: MakeStep) -> None:
@@ -90,7 +90,7 @@ def test_the_second_stage_trains_all_but_the_routers(two_blocks: Network, make_s
         step()
     for name, weight in model.named_parameters():
         assert torch.equal(weight, before[name]) == ("router" in name), name
-    assert not any("router" in name for name in step.momentum())
+    assert not any("router" in name for name in step.optimizer_state())
 
 
 def test_the_second_stage_has_the_classification_loss_alone(two_blocks: Network, make_step: MakeStep) -> None:

@@ -226,4 +226,4 @@ def _duration(seconds: float) -> str:
 def _commands(firsts: list[Record]) -> str:
     """The command that reproduces the first run of each row."""
     lines = "\n".join(dict.fromkeys(record["command"] for record in firsts))
-    return f"\n<details><summary>Commands</summary>\n\n```\n{lines}\n```\n\n</details>\n"
+    return f"\n<details><summary>Commands</summary>\n\n```bash\n{lines}\n```\n\n</details>\n"

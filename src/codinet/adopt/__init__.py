@@ -21,8 +21,9 @@ def make_dynamic(
     module: nn.Module,
     *,
     blocks: Blocks | None = None,
-    router: str = "fc",
+    router: str | None = "fc",
     image_shape: tuple[int, int, int] | None = None,
+    check: bool = True,
 ) -> RoutedNetwork:
     """Add a router before every residual block of an existing network. Weights are shared with `module`.
 
@@ -31,9 +32,11 @@ def make_dynamic(
         blocks: Which modules are residual blocks: their class, or one or more names, in which `*` matches anything
             ("features.*"). Blocks that keep the shape of their input are routed; the others always run. By default
             those of a ResNet, ConvNeXt, ViT, Swin, EfficientNet, MobileNet or RegNet of timm or torchvision.
-        router: "fc", "cnn" or "rnn".
+        router: "fc", "cnn" or "rnn"; None makes a static network, in which every block runs.
         image_shape: Channels, height and width of the images; by default the only size that the network accepts, or
             224×224.
+        check: Whether to compare the logits with those of `module` on a random image. Not needed if the same network
+            was checked before.
 
     Returns:
         The routed network. A network that cannot be routed is a `UserError`.
@@ -41,19 +44,48 @@ def make_dynamic(
     require_kind("module", module, nn.Module, "a torch module")
     if isinstance(module, RoutedNetwork):
         raise UserError(f"module must not have routers already, got {type(module).__name__}.")
-    require_choice("router", router, ROUTERS)
+    if router is not None:
+        require_choice("router", router, ROUTERS)
+    network = _route(module, blocks, router, image_shape, check)
+    network.library_arch, network.router_name = _library_arch(module), router
+    network.block_names = None if blocks is None else _as_text(blocks, network)
+    return network
+
+
+def _route(
+    module: nn.Module,
+    blocks: Blocks | None,
+    router: str | None,
+    image_shape: tuple[int, int, int] | None,
+    check: bool,
+) -> RoutedNetwork:
     if blocks is not None:
-        return AdoptedChain(module, blocks, router, image_shape)
+        return AdoptedChain(module, blocks, router, image_shape, check=check)
     pattern = family_pattern(module)
     if pattern is not None:
         try:
-            return AdoptedChain(module, pattern, router, image_shape)
+            return AdoptedChain(module, pattern, router, image_shape, check=check)
         except UserError as error:
             raise UserError(f"{error} (Its blocks were selected with blocks={pattern!r}.)") from error
     try:
         return AdoptedResNet(module, router, image_shape)
     except UserError as error:
         raise UserError(f"{error}{_advice(module)}") from error
+
+
+def _library_arch(module: nn.Module) -> str | None:
+    """What a network of timm says about itself, as the name of a network; None for other networks."""
+    stated = getattr(module, "pretrained_cfg", None)
+    name = stated.get("architecture") if isinstance(stated, dict) else None
+    return f"timm:{name}" if isinstance(name, str) and name else None
+
+
+def _as_text(blocks: Blocks, network: RoutedNetwork) -> str:
+    """The selected blocks as in `ModelConfig.blocks`: the patterns, or the blocks' names if it has no patterns."""
+    patterns = [blocks] if isinstance(blocks, str) else blocks
+    if isinstance(patterns, type) or any("," in pattern for pattern in patterns):
+        patterns = [str(getattr(block, "name", "")) for block in network.blocks]
+    return ",".join(patterns)
 
 
 def _advice(module: nn.Module) -> str:

@@ -5,18 +5,20 @@ second one and always run. Routers get the features as maps, B×C×H×W, whateve
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Self
 
 import torch
 from torch import fx, nn
 
 from codinet.adopt.families import fixed_size
+from codinet.adopt.parts import count_groups, first_convolution, last_linear, make_routers
 from codinet.adopt.tracing import (
     BlockCall,
     Blocks,
     Layout,
     find_skippable,
-    first_convolution,
     select_blocks,
     split_graph,
     trace_forward,
@@ -25,19 +27,41 @@ from codinet.backbones import Block
 from codinet.checks import require_image_shape, shown
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork, in_evaluation
-from codinet.routers import ROUTERS
 
 
 class Segment:
-    """A part of a module's forward, from one tensor to another. Submodules are looked up when it is called."""
+    """A part of a module's forward, from one tensor to another. Modules and parameters are looked up when it is called.
+
+    The traced operations become a Python function, which `torch.compile` and exporters can follow.
+    """
 
     def __init__(self, module: nn.Module, in_training: fx.Graph, in_evaluation: fx.Graph) -> None:
-        self.module, self.in_training, self.in_evaluation = module, in_training, in_evaluation
+        self.module, self.graphs = module, (in_training, in_evaluation)
+        self.in_training, self.in_evaluation = _function_of(in_training), _function_of(in_evaluation)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        graph = self.in_training if self.module.training else self.in_evaluation
-        is_identity = len(graph.nodes) == 2  # input and output
-        return x if is_identity else fx.Interpreter(self.module, graph=graph).run(x)
+        function = self.in_training if self.module.training else self.in_evaluation
+        return x if function is None else function(self.module, x)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the module; the graphs and functions, which never change, are shared."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, module=copy.deepcopy(self.module, memo))
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the graphs: a generated function has no name to find it by."""
+        return type(self), (self.module, *self.graphs)
+
+
+def _function_of(graph: fx.Graph) -> Callable[[nn.Module, torch.Tensor], torch.Tensor] | None:
+    """The operations of a graph as a function of the module and a tensor; None if there are none."""
+    if len(graph.nodes) == 2:  # input and output
+        return None
+    code = graph.python_code("self")
+    namespace = dict(code.globals)
+    exec(code.src, namespace)  # as `fx.GraphModule` does
+    return namespace["forward"]
 
 
 class ChainBlock(Block):
@@ -54,16 +78,16 @@ class ChainBlock(Block):
     def __init__(self, name: str, before: Segment, block: nn.Module, input_layout: Layout, call: BlockCall) -> None:
         super().__init__()
         self.name, self.before, self.block, self.input_layout, self.call = name, before, block, input_layout, call
-        # Whether either changes its input in place. Routers and the shortcut need it unchanged.
-        self.before_writes = self.writes = False
+        # Whether `before` changes its input in place. Routers and the shortcut need it unchanged.
+        self.before_writes = False
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         x = self.input_layout.from_maps(x_BCHW.clone() if self.before_writes else x_BCHW)
         return self.call.layout.to_maps(self.before(x))
 
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
-        layout, args, kwargs = self.call
-        x = layout.from_maps(shortcut_BCHW.clone() if self.writes else shortcut_BCHW)
+        layout, args, kwargs = self.call[:3]
+        x = layout.from_maps(shortcut_BCHW.clone() if self.call.writes else shortcut_BCHW)
         return layout.to_maps(self.block(x, *args, **kwargs))
 
 
@@ -73,14 +97,21 @@ class AdoptedChain(RoutedNetwork):
     Args:
         module: The network.
         blocks: Its residual blocks: their class, or names with wildcards.
-        router: The kind of router.
+        router: The kind of router; None adds no routers.
         image_shape: Channels, height and width of the images; by default the only size that it accepts, or 224×224.
+        check: Whether to compare its logits with those of the module.
     """
 
     paper_unit = 1
 
     def __init__(
-        self, module: nn.Module, blocks: Blocks, router: str, image_shape: tuple[int, int, int] | None
+        self,
+        module: nn.Module,
+        blocks: Blocks,
+        router: str | None,
+        image_shape: tuple[int, int, int] | None,
+        *,
+        check: bool = True,
     ) -> None:
         super().__init__()
         if image_shape is not None:
@@ -102,12 +133,14 @@ class AdoptedChain(RoutedNetwork):
             ChainBlock(name, before, module.get_submodule(name), input_layout, calls[name])
             for name, before, input_layout in zip(names, befores, [layouts[0], *layouts[:-1]], strict=True)
         )
-        _inspect_blocks(self, images)
-        self.routers = ROUTERS[router]([block.in_channels for block in self._blocks])
-        self.routers.to(first.weight.device, first.weight.dtype).train(module.training)
+        self._blocks[0].in_channels = self._blocks[0].call.channels
+        for previous, block in pairwise(self._blocks):  # a router gets the output of the block before
+            block.in_channels, block.before_writes = previous.call.channels, previous.name in block.call.changed
+        self.routers = make_routers(router, self._blocks, module)
         self.in_channels, self.image_shape = shape[0], image_shape
         self.training = module.training
-        _require_same_logits(self, shape)
+        if check:
+            _require_same_logits(self, shape)
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         return self._first_layout.to_maps(self._stem(images_BCHW))
@@ -119,18 +152,18 @@ class AdoptedChain(RoutedNetwork):
     def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return self._head(self._last_layout.from_maps(x_BCHW))
 
+    @property
+    def ends(self) -> tuple[Segment, Segment]:
+        """The operations before the first block and after the last one, in the module's own layout."""
+        return self._stem, self._head
 
-@torch.no_grad()
-def _inspect_blocks(network: AdoptedChain, images_BCHW: torch.Tensor) -> None:
-    """Set each block's channels and whether it changes its input in place, from a pass on the meta device."""
-    meta = copy.deepcopy(network).to("meta").eval()
-    x = meta.stem(images_BCHW)
-    for block, meta_block in zip(network.blocks, meta.blocks, strict=True):
-        block.in_channels, version = x.shape[1], x._version  # a write increments the version
-        skipped = meta_block.shortcut(x)
-        block.before_writes, version = x._version != version, skipped._version
-        x = meta_block.run(x, skipped)
-        block.writes = skipped._version != version
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return count_groups([block.name for block in self._blocks])
+
+    @property
+    def classifier(self) -> str:
+        return last_linear(self)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ Neither library is imported. The routed network consists of the module's own par
 are new.
 """
 
-import copy
 import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -13,12 +12,12 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
-from codinet.adopt.tracing import first_convolution
+from codinet.adopt.blank import meta_copy
+from codinet.adopt.parts import count_groups, first_convolution, make_routers
 from codinet.backbones import Block
 from codinet.checks import require_image_shape, shown
 from codinet.errors import UserError, first_line
 from codinet.model import RoutedNetwork
-from codinet.routers import ROUTERS
 
 # In order. "|" separates alternative names of a part; "?" marks a part that networks for small images lack.
 STEM = ("conv1", "bn1", "relu|act1", "maxpool?")
@@ -81,13 +80,13 @@ class AdoptedResNet(RoutedNetwork):
 
     Args:
         module: The ResNet.
-        router: The kind of router.
+        router: The kind of router; None adds no routers.
         image_shape: Channels, height and width of the images; None if unknown.
     """
 
     paper_unit = 1
 
-    def __init__(self, module: nn.Module, router: str, image_shape: tuple[int, int, int] | None = None) -> None:
+    def __init__(self, module: nn.Module, router: str | None, image_shape: tuple[int, int, int] | None = None) -> None:
         super().__init__()
         if image_shape is not None:
             image_shape = require_image_shape(image_shape)
@@ -103,12 +102,11 @@ class AdoptedResNet(RoutedNetwork):
         )
         for block, info in zip(self._blocks, _inspect_blocks(self, module), strict=True):
             block.in_channels, block.writes, block.projects = info
-        self.routers = ROUTERS[router]([block.in_channels for block in self._blocks])
-        self.in_channels, weight = first_convolution(module).in_channels, first_convolution(module).weight
+        self.routers = make_routers(router, self._blocks, module)
+        self.in_channels = first_convolution(module).in_channels
         if image_shape is not None and image_shape[0] != self.in_channels:
             raise UserError(f"image_shape must have {self.in_channels} channels, got {shown(image_shape)}.")
         self.image_shape = image_shape
-        self.routers.to(weight.device, weight.dtype).train(module.training)
         self.training = self.dropout.training = module.training  # the module's own parts keep their modes
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
@@ -129,6 +127,14 @@ class AdoptedResNet(RoutedNetwork):
     def head(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         pooled_BC = self.get_submodule(self._pool)(x_BCHW).flatten(1)
         return self.get_submodule(self._fc)(self.dropout(pooled_BC))
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return count_groups([block.name for block in self._blocks])
+
+    @property
+    def classifier(self) -> str:
+        return self._fc
 
 
 def _find_parts(module: nn.Module) -> tuple[list[str], list[str], list[str]]:
@@ -167,7 +173,7 @@ class _BlockInfo(NamedTuple):
 @torch.no_grad()
 def _inspect_blocks(network: AdoptedResNet, module: nn.Module) -> list[_BlockInfo]:
     """Inspect each block in a pass on the meta device; `UserError` if its shortcut cannot replace its output."""
-    meta = copy.deepcopy(network).to("meta").eval()
+    meta = meta_copy(network)
     first = first_convolution(meta)
     images = torch.empty(1, first.in_channels, 224, 224, dtype=first.weight.dtype, device="meta")
     try:
@@ -205,7 +211,7 @@ def _input_of_layer1(module: nn.Module, images_BCHW: torch.Tensor) -> torch.Size
     If it differs from the stem's output, the forward does more than call the known parts.
     """
     shapes: list[torch.Size] = []
-    original = copy.deepcopy(module).to("meta").eval()
+    original = meta_copy(module)
     original.get_submodule("layer1").register_forward_pre_hook(lambda _group, inputs: shapes.append(inputs[0].shape))
     with suppress(Exception):  # as above
         original(images_BCHW)

@@ -4,8 +4,8 @@ Routing works on maps, B×C×H×W. A `Layout` converts between them and the feat
 channels-last.
 """
 
-import copy
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from codinet.adopt.blank import meta_copy
 from codinet.checks import shown
 from codinet.errors import UserError, first_line
 from codinet.model import in_evaluation
@@ -53,6 +54,7 @@ MAPS = Layout(_identity, _identity)  # B×C×H×W
 TOKENS = Layout(_maps_of_tokens, _tokens_of_maps)  # B×T×C; routers pool over all tokens
 CHANNELS_LAST = Layout(_maps_of_channels_last, _channels_last_of_maps)  # B×H×W×C
 
+_WHOLE = "resample_abs_pos_embed", "resample_abs_pos_embed_nhwc"  # functions of timm.layers
 _CHANNELS_FIRST_LAYERS = (nn.Conv2d, nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)
 _CHANNELS_LAST_LAYERS = (nn.Linear, nn.LayerNorm)  # subclasses may differ
 
@@ -98,14 +100,6 @@ def _layout_of(shape: tuple[int, ...], layer: nn.Module | None, *, square: bool)
     return None
 
 
-def first_convolution(module: nn.Module) -> nn.Conv2d:
-    """The first convolution of a module; `UserError` if it has none."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            return part
-    raise UserError(f"The network must have a convolution, got a {type(module).__name__} without one.")
-
-
 def select_blocks(module: nn.Module, blocks: Blocks) -> list[str]:
     """The names of the modules that `blocks` selects; of nested ones only the outermost."""
     patterns = blocks if isinstance(blocks, list | tuple) else [blocks]
@@ -140,12 +134,18 @@ class _Tracer(fx.Tracer):
     """Traces into modules that contain blocks; every other module becomes one call."""
 
     def __init__(self, module: nn.Module, blocks: Iterable[str]) -> None:
-        super().__init__()
+        super().__init__(autowrap_functions=_whole_functions())
         parents = {name[:index] for name in blocks for index, letter in enumerate(name) if letter == "."}
         self.parents = {module.get_submodule(parent) for parent in parents}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m not in self.parents
+
+
+def _whole_functions() -> tuple[Callable[..., Any], ...]:
+    """Functions that become one call: they branch on sizes. timm's vision transformers for any image size use them."""
+    found = (getattr(sys.modules.get("timm.layers"), name, None) for name in _WHOLE)
+    return tuple(function for function in found if callable(function))
 
 
 def trace_forward(module: nn.Module, blocks: Sequence[str]) -> list[fx.Graph]:
@@ -170,6 +170,9 @@ class BlockCall(NamedTuple):
     layout: Layout  # of its input and output
     args: tuple[Any, ...]  # further arguments, the same in every call
     kwargs: dict[str, Any]
+    channels: int  # of its input and output
+    writes: bool  # whether it changes its input in place
+    changed: frozenset[str]  # earlier blocks whose output has been changed in place when it is called
 
 
 def find_skippable(
@@ -199,6 +202,8 @@ class _Shapes(NamedTuple):
     """The result of a pass on the meta device."""
 
     tensors: dict[fx.Node, tuple[int, ...]]
+    writes: dict[str, bool]  # see `BlockCall`
+    changed: dict[str, frozenset[str]]
     layers: dict[str, nn.Module]  # by block, the first layer called in it that states its channels
     square: bool  # whether images are square
 
@@ -206,12 +211,12 @@ class _Shapes(NamedTuple):
 @torch.no_grad()
 def _trace_shapes(module: nn.Module, graph: fx.Graph, blocks: Sequence[str], images_BCHW: torch.Tensor) -> _Shapes:
     _ends(graph)  # raises for a network with further inputs
-    meta = copy.deepcopy(module).to("meta").eval()
+    meta = meta_copy(module)
     layers: dict[str, nn.Module] = {}
     for name in blocks:
         for part in filter(_states_channels, meta.get_submodule(name).modules()):
             part.register_forward_pre_hook(partial(_record_layer, layers, name))
-    interpreter = _ShapeInterpreter(meta, graph=graph)
+    interpreter = _ShapeInterpreter(meta, graph, blocks)
     try:
         interpreter.run(images_BCHW)
     except Exception as error:  # as above
@@ -219,7 +224,8 @@ def _trace_shapes(module: nn.Module, graph: fx.Graph, blocks: Sequence[str], ima
         raise UserError(
             f"This {type(module).__name__} fails on images of {size}: {why}; set image_shape to the size it takes."
         ) from error
-    return _Shapes(interpreter.shapes, layers, images_BCHW.shape[2] == images_BCHW.shape[3])
+    square = images_BCHW.shape[2] == images_BCHW.shape[3]
+    return _Shapes(interpreter.shapes, interpreter.writes, interpreter.changed, layers, square)
 
 
 def _record_layer(layers: dict[str, nn.Module], block: str, layer: nn.Module, _inputs: object) -> None:
@@ -227,16 +233,34 @@ def _record_layer(layers: dict[str, nn.Module], block: str, layer: nn.Module, _i
 
 
 class _ShapeInterpreter(fx.Interpreter):
-    """Runs a graph and records the shape of every tensor."""
+    """Runs a graph and records the shape of every tensor, and which blocks' tensors are changed in place."""
 
-    def __init__(self, module: nn.Module, *, graph: fx.Graph) -> None:
+    def __init__(self, module: nn.Module, graph: fx.Graph, blocks: Sequence[str]) -> None:
         super().__init__(module, graph=graph)
+        self.blocks = frozenset(blocks)
         self.shapes: dict[fx.Node, tuple[int, ...]] = {}
+        self.writes: dict[str, bool] = {}
+        self.changed: dict[str, frozenset[str]] = {}
+        self.outputs: dict[str, tuple[torch.Tensor, int]] = {}  # of blocks, with their versions; a write increments it
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, torch.Tensor):
             self.shapes[n] = tuple(result.shape)
+        return result
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target not in self.blocks:
+            return super().call_module(target, args, kwargs)
+        x = args[0] if args else None
+        version = x._version if isinstance(x, torch.Tensor) else 0
+        self.changed[target] = frozenset(
+            name for name, (output, before) in self.outputs.items() if output._version != before
+        )
+        result = super().call_module(target, args, kwargs)
+        self.writes[target] = isinstance(x, torch.Tensor) and x._version != version
+        if isinstance(result, torch.Tensor):
+            self.outputs[target] = result, result._version
         return result
 
 
@@ -252,7 +276,8 @@ def _block_call(block: fx.Node, shapes: _Shapes) -> BlockCall | None:
             f"Cannot tell which axis of the features of {block.target} holds the channels, got "
             f"{'×'.join(map(str, features[1:]))} per image; set another image_shape."
         )
-    return BlockCall(layout, block.args[1:], dict(block.kwargs))
+    name, channels = str(block.target), features[1] if layout is MAPS else features[-1]
+    return BlockCall(layout, block.args[1:], dict(block.kwargs), channels, shapes.writes[name], shapes.changed[name])
 
 
 def _input_of(block: fx.Node) -> fx.Node:

@@ -38,7 +38,7 @@ def import_vision(name: str) -> ModuleType:
         return _import(name)
     except ImportError as error:
         raise UserError(
-            f"{name} cannot be imported ({first_line(error)}); install it with pip install 'codinet[vision]'."
+            f"{name} cannot be imported ({first_line(error)}); install it with pip install timm torchvision."
         ) from error
     except RuntimeError as error:
         if "torchvision::" not in str(error) or _declared:
@@ -75,7 +75,7 @@ def _command() -> str:
     try:
         version = metadata.version("torchvision").partition("+")[0]
     except metadata.PackageNotFoundError:
-        return "pip install 'codinet[vision]'"
+        return "pip install timm torchvision"
     if torch.version.cuda is None:
         return f"pip install --force-reinstall --no-deps --index-url {CPU_INDEX} torchvision=={version}+cpu"
     return "pip install --force-reinstall torch torchvision"

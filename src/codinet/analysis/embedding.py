@@ -44,7 +44,7 @@ def tsne(x_EN: torch.Tensor, *, seed: int, perplexity: float = 30.0) -> torch.Te
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # a dependency of scikit-learn
     except ImportError as missing:
         raise UserError(
-            "t-SNE needs scikit-learn; install it with pip install 'codinet[plot]', or pass --no-tsne."
+            "t-SNE needs scikit-learn; install it with pip install scikit-learn, or pass --no-tsne."
         ) from missing
     # Starting from the principal components, at the small scale t-SNE expects, makes the map reproducible.
     start_E2, _ = pca(x_EN)

@@ -20,7 +20,6 @@ from codinet import files
 from codinet.analysis.augment import KINDS
 from codinet.analysis.features import Progress, load_features, no_progress
 from codinet.analysis.network_analysis import REVISION, FeatureSource, Subject, analyse_network
-from codinet.backbones import ARCHITECTURES
 from codinet.data import Dataset
 from codinet.data.batches import Resident
 from codinet.errors import UserError
@@ -182,7 +181,7 @@ def _require_valid(analysis: RunAnalysis, folder: RunFolder) -> None:
         routed=folder.config.network.routed,
         images=folder.load_evaluation()["n"],
         classes=len(folder.data.classes),
-        blocks=ARCHITECTURES[folder.config.network.arch].blocks,
+        blocks=sum(folder.groups),
     )
     if invalid is not None:
         raise files.DamagedError(f"{folder.path / JSON} does not match the run: {invalid} is missing or invalid.")
@@ -237,8 +236,9 @@ def _subject(folder: RunFolder, dataset: Dataset, device: torch.device) -> Subje
 
 
 def _network(folder: RunReader, device: torch.device) -> tuple[nn.Module, nn.Module]:
+    """The network, and its last layer, whose input are the features."""
     model = folder.load_model(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model, model.fc
+    return model, model.get_submodule(model.classifier)
 
 
 def _feature_source(folder: RunFolder, request: Request, images: int) -> FeatureSource | None:

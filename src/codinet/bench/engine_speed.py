@@ -29,7 +29,7 @@ from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.engines.reference import MaskedEngine, StaticEngine
 from codinet.environment import seconds_of
 from codinet.errors import UserError
-from codinet.model import RoutedNetwork
+from codinet.model import CoDiNet, RoutedNetwork
 from codinet.records import RoutedOutput
 
 Call = Callable[[torch.Tensor], RoutedOutput]
@@ -120,7 +120,7 @@ def compare(
 def pick_engines(names: tuple[str, ...], batch: int, model: RoutedNetwork, device: torch.device) -> list[str]:
     """The engines to time: those of `names`, or by default those for the batch size and the device."""
     if any(name.startswith(ONNX) for name in names) and not has_onnx(model, device):
-        raise UserError("ONNX engines need --device cpu and pip install 'codinet[onnx]'.")
+        raise UserError("ONNX engines need --device cpu and pip install onnx onnxruntime.")
     reason = why_not(model, device) if "graph" in names else None
     if reason is not None:
         raise UserError(reason)
@@ -153,7 +153,9 @@ def contestants(
         entries.append(Contestant("static-compiled", TORCH, True, _compiled(rounded)))
     if has_graph(model, device, routers=False):
         entries.append(Contestant("static-graph", TORCH, True, StaticGraphEngine(model, dtype=dtype)))
-    if has_onnx(model, device) and dtype == torch.float32:
+    # Exporting an adopted network takes time, or may not be possible, so it is done only for a comparison.
+    wanted = isinstance(model, CoDiNet) or any(name.startswith(ONNX) for name in names)
+    if wanted and has_onnx(model, device) and dtype == torch.float32:
         entries.append(Contestant("static-onnx", ONNX, True, _onnx(model, "static", image_shape, threads, threshold)))
     make: dict[str, Callable[[], Call]] = {
         "masked": lambda: MaskedEngine(rounded, threshold=threshold),

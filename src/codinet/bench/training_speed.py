@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from codinet.backbones import ARCHITECTURES
+from codinet.bench.by_name import create_untrained
 from codinet.bench.engine_speed import Progress, no_progress
 from codinet.bench.profiling import conv_time_fraction, peak_mb
 from codinet.config import RunConfig, resolve
 from codinet.cost import block_costs
-from codinet.create import create_model
+from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
 from codinet.environment import is_out_of_memory, seconds_of
 from codinet.errors import UserError, first_line, unknown
@@ -90,6 +90,7 @@ class TrainSetting:
     amp: bool
     router: str = "fc"
     seed: int = 0
+    image_size: int | None = None  # None: the size that the network was published for
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ def measure_training(
     rounds: int,
     steps: int = 1,
     progress: Progress = no_progress,
+    found: Callable[[str], None] = lambda _sentence: None,
 ) -> list[dict[str, Any]]:
     """Time training steps of the static and the routed network.
 
@@ -119,6 +121,7 @@ def measure_training(
         rounds: The number of rounds.
         steps: Steps of a round, timed as one.
         progress: Called before each part of the work.
+        found: Called with a first estimate as soon as a network runs; compiling the others may take minutes.
 
     Returns:
         A row for the static and for the routed network in each mode.
@@ -129,6 +132,8 @@ def measure_training(
         name = "routed" if routed else "static"
         progress(f"{mode}, {name}: {_SET_UP.get(mode, 'compiling')}", number / (len(entries) + 1))
         trainers.append(_trainer(setting, mode, routed=routed))
+        first = _seconds(trainers[-1].run_step, steps, setting.device) / steps
+        found(f"{mode}, {name}: about {setting.images * setting.views / first:,.0f} inputs/s")
     seconds: dict[tuple[str, bool], list[float]] = {(entry.mode, entry.routed): [] for entry in trainers}
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}", (len(entries) + number / rounds) / (len(entries) + 1))
@@ -191,23 +196,25 @@ def _trainer(setting: TrainSetting, mode: str, *, routed: bool) -> Trainer:
 def _step(setting: TrainSetting, speed: Speed, *, routed: bool) -> Step:
     """A step of stage 1 of the paper's recipe with a budget, or of static training, on random bytes."""
     config, device = _config(setting, routed=routed), setting.device
-    size = ARCHITECTURES[setting.arch].image_size
     torch.manual_seed(setting.seed)
-    classes = 10 if size == 32 else 1000
-    model = create_model(setting.arch, num_classes=classes, routed=routed, router=setting.router).to(device)
+    untrained, shape, classes = create_untrained(
+        setting.arch, routed=routed, router=setting.router, image_size=setting.image_size
+    )
+    model = untrained.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     number = 2 * setting.images
     data = Resident(
-        torch.randint(0, 256, (number, 3, size, size), dtype=torch.uint8).to(device),
+        torch.randint(0, 256, (number, *shape), dtype=torch.uint8).to(device),
         torch.randint(0, classes, (number,)).to(device),
         torch.full((3,), 127.5, device=device),
         torch.full((3,), 73.9, device=device),
     )
     budget = config.losses.budget
     controller = None if budget is None else BudgetController(budget, steps=_STEPS, device=device)
-    table = block_costs(model, (3, size, size))
-    task = Task(model, data, table, config, controller, pad=size // 8, flip=True, amp=setting.amp)
+    table = block_costs(model, shape)
+    augmentation = Augmentation(shape[1:], setting.views, flip=True, pad=shape[1] // 8)
+    task = Task(model, data, table, config, augmentation, controller, amp=setting.amp)
     step = Step(task, stages_of(config)[0], speed)
     step.index_L.copy_(torch.randperm(number)[: setting.images])
     step.lr.fill_(_LEARNING_RATE)
@@ -238,8 +245,8 @@ def _seconds(run_step: StepFn, steps: int, device: torch.device) -> float:
 
 
 def _state_mb(step: Step) -> float:
-    """Weights and momentum, which are kept between steps."""
-    state = [*step.model.state_dict().values(), *step.momentum().values()]
+    """Weights and the state of the optimiser, which are kept between steps."""
+    state = [*step.model.state_dict().values(), *step.optimizer_state().values()]
     return sum(tensor.numel() * tensor.element_size() for tensor in state) / 2**20
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from codinet.bench.engine_speed import Progress
-    from codinet.model import CoDiNet
+    from codinet.model import RoutedNetwork
     from codinet.run_reader import RunReader
 
 _MAX_THREADS = 1024
@@ -29,7 +29,8 @@ _TRAINING_FLAGS = ("views", "modes", "amp")
 @dataclass(frozen=True)
 class Args:
     network: tyro.conf.Positional[str]
-    """Run folder of `codinet train`, zoo:NAME, or a network by name (see `codinet models`)."""
+    """Run folder of `codinet train`, zoo:NAME, or a network by name (see `codinet models`), also timm:NAME and
+    torchvision:NAME."""
     run_rate: float | None = None
     """Fraction of the images that run each block, by shifting the routers. Default: a run's own paths on its test
     images, or its own rates if the data is missing; 0.5 for a network by name."""
@@ -41,6 +42,8 @@ class Args:
     """Some of masked, branch, gather, graph, onnx, onnx-masked. Default: those for the batch size and device."""
     router: str = "fc"
     """Router of a network by name: fc, cnn, rnn."""
+    image_size: int | None = None
+    """Side length in pixels of the images of a network by name. Default: the size it was published for."""
     rounds: int = 20
     """How often every engine processes all images, or every network takes its training steps."""
     images: int = 16
@@ -159,18 +162,17 @@ def _part(progress: "Progress", name: str, number: int, parts: int) -> "Progress
 
 
 def _training_rows(args: Args, device: "torch.device", progress: "Progress") -> list[dict[str, Any]]:
-    from codinet.backbones import ARCHITECTURES
     from codinet.bench.training_speed import TrainSetting, measure_training, pick_modes
+    from codinet.specs import require_arch
 
-    if args.network not in ARCHITECTURES:
-        raise unknown("network", args.network, ARCHITECTURES)
+    require_arch(args.network)
     gpu = device.type == "cuda"
     modes = pick_modes(args.modes, device)
     batches = args.batch or ((512,) if gpu else (32,))
     rows = []
     for number, images in enumerate(batches):
         amp = gpu if args.amp is None else args.amp
-        setting = TrainSetting(args.network, images, args.views, device, amp, args.router, args.seed)
+        setting = TrainSetting(args.network, images, args.views, device, amp, args.router, args.seed, args.image_size)
         # A step on a GPU is too short to be timed alone, because the host must run ahead.
         rows += measure_training(
             setting,
@@ -178,6 +180,7 @@ def _training_rows(args: Args, device: "torch.device", progress: "Progress") -> 
             rounds=args.rounds,
             steps=10 if gpu else 1,
             progress=_part(progress, f"batch {images}", number, len(batches)),
+            found=note,
         )
     return rows
 
@@ -230,29 +233,28 @@ def _inference_rows(args: Args, device: "torch.device", progress: "Progress") ->
     return rows
 
 
-def _network_and_images(args: Args, device: "torch.device") -> tuple["CoDiNet", "torch.Tensor"]:
+def _network_and_images(args: Args, device: "torch.device") -> tuple["RoutedNetwork", "torch.Tensor"]:
     """The network, and enough images for the largest batch. An untrained network is made to route at the given rate."""
     import torch
 
     from codinet.backbones import ARCHITECTURES
     from codinet.bench import settle, with_run_rate
-    from codinet.create import create_model
-    from codinet.model import CoDiNet
+    from codinet.bench.by_name import create_untrained
     from codinet.runs import open_run
     from codinet.zoo.shelf import ZOO
 
     number = max(args.images, *args.batch)
     path = Path(args.network)
     rate: float | list[float] | None
-    if args.network in ARCHITECTURES and not path.is_dir():
+    if _is_named(args.network):
         torch.manual_seed(args.seed)
-        size = ARCHITECTURES[args.network].image_size
-        untrained = create_model(args.network, num_classes=10 if size == 32 else 1000, router=args.router).to(device)
-        images_TCHW = (torch.randn(number, 3, size, size) + torch.randn(number, 3, 1, 1)).to(device)
-        model = settle(untrained, images_TCHW[:64])
+        untrained, shape, _ = create_untrained(args.network, router=args.router, image_size=args.image_size)
+        images_TCHW = (torch.randn(number, *shape) + torch.randn(number, 3, 1, 1)).to(device)
+        model = settle(untrained.to(device), images_TCHW[:64])
         rate = 0.5 if args.run_rate is None else args.run_rate
     elif path.is_dir() or args.network.startswith(ZOO):
         _reject_flags(args, ("router",), "applies to networks by name; a run has its own routers, so remove it")
+        _reject_flags(args, ("image_size",), "applies to networks by name; a run has its own size, so remove it")
         source = open_run(args.network)
         model = source.load_model().to(device)
         if model.routers is None and args.run_rate is not None:
@@ -264,9 +266,15 @@ def _network_and_images(args: Args, device: "torch.device") -> tuple["CoDiNet", 
             return model, images_TCHW
     else:
         raise unknown("network or run folder", args.network, ARCHITECTURES)
-    shifted = with_run_rate(model, images_TCHW, rate)
-    assert isinstance(shifted, CoDiNet)
-    return shifted, images_TCHW
+    return with_run_rate(model, images_TCHW, rate), images_TCHW
+
+
+def _is_named(network: str) -> bool:
+    """Whether it is a network by name and not a run."""
+    from codinet.backbones import ARCHITECTURES
+    from codinet.zoo.shelf import ZOO
+
+    return (network in ARCHITECTURES or ":" in network) and not network.startswith(ZOO) and not Path(network).is_dir()
 
 
 def _run_images(source: "RunReader", args: Args, number: int) -> tuple["torch.Tensor", list[float] | None]:
@@ -288,12 +296,10 @@ def _run_images(source: "RunReader", args: Args, number: int) -> tuple["torch.Te
 
 def _own_rates(source: "RunReader") -> list[float]:
     """The run rate of each block; without a path table, the mean for all blocks."""
-    from codinet.backbones import ARCHITECTURES
-
     try:
         return [float(rate) for rate in source.load_paths().path_TN.double().mean(dim=0)]
     except UserError:
-        blocks = ARCHITECTURES[source.config.network.arch].blocks
+        blocks = sum(source.groups)
         return [source.load_evaluation()["mean_blocks"] / blocks] * blocks
 
 

@@ -20,7 +20,9 @@ _NOT_IN_FILES = ("config", "resume", "json", "wait_minutes")
 _REPLACES = {
     "budget": ("gamma",),
     "gamma": ("budget",),
-    "start": ("start_sha256",),
+    "start": ("start_sha256", "weights", "weights_sha256", "pretrained"),
+    "weights": ("weights_sha256", "start", "start_sha256", "pretrained"),
+    "pretrained": ("start", "start_sha256", "weights", "weights_sha256"),
     "teacher": ("teacher_sha256", "distill"),
     "schedule": ("milestones",),
 }

@@ -1,4 +1,4 @@
-"""`codinet data`: list, download and verify data sets."""
+"""`codinet data`: list, download and verify data sets, and pack image folders into shards."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from codinet.commands.printing import print_json, print_table
+from codinet.commands.printing import note, print_json, print_table
 from codinet.config import DATA_ROOT
 from codinet.errors import UserError
 
@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Args:
-    action: tyro.conf.Positional[Literal["list", "download", "verify"]] = "list"
-    """list the known data sets, download them from their official address, or verify the files on disk."""
+    action: tyro.conf.Positional[Literal["list", "download", "verify", "pack"]] = "list"
+    """list the known data sets, download them from their official address, verify the files on disk, or pack an image
+    folder."""
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Data sets to download or verify."""
+    """Data sets to download or verify; to pack: the image folder, and the folder or address (s3://…) to write."""
     data_root: Path = DATA_ROOT
     """Folder that holds the data sets."""
+    shard_mb: int = 32
+    """Size of a packed file in megabytes."""
+    shorter_side: int | None = None
+    """Scale larger images down to this length of their shorter side when packing. Default: files stay as they are."""
+    on_damaged: Literal["stop", "skip"] = "stop"
+    """What to do with image files that cannot be packed: stop, or leave them out and say which."""
     json: bool = False
     """Print one JSON document."""
 
@@ -30,6 +37,9 @@ def run(args: Args) -> None:
     """Do the action; files that do not verify are a `UserError`."""
     if args.action == "list":
         _list(args)
+        return
+    if args.action == "pack":
+        _pack(args)
         return
     if not args.names:
         raise UserError(f"{args.action} requires a data set, for example codinet data {args.action} cifar10.")
@@ -81,6 +91,39 @@ def _download(args: Args) -> None:
                 bars.update(task, completed=done, total=total)
 
             download(name, args.data_root, update)
+
+
+def _pack(args: Args) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from codinet.data.packing import pack
+
+    if len(args.names) != 2:
+        raise UserError(
+            "pack requires an image folder and a place to write, for example codinet data pack photos shards or "
+            "codinet data pack photos s3://bucket/photos."
+        )
+    source, out = args.names
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"Packing {source}", total=None)
+        packed = pack(
+            Path(source).expanduser(),
+            out,
+            shard_mb=args.shard_mb,
+            shorter_side=args.shorter_side,
+            on_damaged=args.on_damaged,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    for name in packed.damaged:
+        note(f"{name} is damaged and was left out.")
+    if args.json:
+        print_json({"out": out, **packed._asdict()})
+        return
+    print(
+        f"Packed {packed.train:,} training and {packed.test:,} test images of {packed.classes} classes into "
+        f"{packed.shards:,} files, {packed.bytes / 1e6:,.0f} MB, in {out}"
+    )
 
 
 def _verify(args: Args) -> None:

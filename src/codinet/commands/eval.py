@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from codinet.data import Dataset
-    from codinet.model import CoDiNet
+    from codinet.model import RoutedNetwork
     from codinet.records import PathTable
     from codinet.run_reader import RunReader
     from codinet.zoo.card import Card
@@ -96,16 +96,16 @@ def run(args: Args) -> None:
 
 
 def _thresholds_for(
-    args: Args, model: "CoDiNet", dataset: "Dataset", device: "torch.device"
+    args: Args, model: "RoutedNetwork", dataset: "Dataset", device: "torch.device"
 ) -> dict[float, list[float]]:
     """For each threshold found on training images, the values of --budget that it meets."""
     if not args.budget:
         return {}
-    from codinet.data.batches import epoch_order
+    from codinet.data.batches import image_order
     from codinet.evaluate import threshold_evaluator
     from codinet.thresholds import find_threshold
 
-    order = epoch_order(len(dataset.train), seed=0, epoch=0)  # shuffled, because a folder is sorted by class
+    order = image_order(dataset.train.images_NCHW, seed=0, epoch=0)  # shuffled, because a folder is sorted by class
     images = dataset.train.subset(order[:_THRESHOLD_IMAGES])
     evaluate_at = threshold_evaluator(model, dataset, images, device, batch=args.batch)
 
@@ -153,9 +153,13 @@ def _print_curve(
     """Print the results of one network at several thresholds."""
     from codinet.thresholds import MISSED
 
-    keys = ("accuracy", "cost_share", "macs", "mean_blocks", "distinct_paths")
+    keys = ("accuracy", "top5_accuracy", "cost_share", "macs", "mean_blocks", "distinct_paths")
     rows = [
-        {"threshold": threshold, "budgets": budgets.get(threshold, []), **{key: point[key] for key in keys}}
+        {
+            "threshold": threshold,
+            "budgets": budgets.get(threshold, []),
+            **{key: point[key] for key in keys if key in point},
+        }
         for threshold, point in points.items()
     ]
     for row in rows:
@@ -178,6 +182,7 @@ def _print_curve_table(title: str, rows: list[dict[str, Any]]) -> None:
         "threshold": [f"{row['threshold']:g}" for row in rows],
         "budget": [", ".join(f"{budget:g}" for budget in row["budgets"]) for row in rows],
         "accuracy, %": [f"{row['accuracy']:.2f}" for row in rows],
+        "top-5, %": [f"{row['top5_accuracy']:.2f}" if "top5_accuracy" in row else "" for row in rows],
         "share of the\nstatic cost": [f"{row['cost_share']:.4f}" for row in rows],
         "M MACs": [f"{row['macs'] / 1e6:.3f}" for row in rows],
         "blocks": [f"{row['mean_blocks']:.2f}" for row in rows],
@@ -197,6 +202,7 @@ def _print_with_card(card: "Card", summary: dict[str, Any], title: str, *, as_js
     if as_json:
         print_json({**summary, "card": expected, "same_as_card": same})
         return
-    pairs = zip(evaluation_rows(summary), evaluation_rows(expected), strict=True)
-    print_table(title, ["", "measured", "card"], [[*row, on_card[1]] for row, on_card in pairs])
+    on_card = dict(evaluation_rows(expected))  # older cards lack the top-5 accuracy
+    rows = [[name, text, on_card.get(name, "–")] for name, text in evaluation_rows(summary)]
+    print_table(title, ["", "measured", "card"], rows)
     print("The results are those on the card." if same else "The results differ from those on the card.")

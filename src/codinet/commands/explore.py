@@ -41,7 +41,7 @@ def run(args: Args) -> None:
 
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"The explorer needs {' and '.join(missing)}; install with pip install 'codinet[explore]'.")
+        raise UserError(f"The explorer needs {' and '.join(missing)}; install them with pip install fastapi uvicorn.")
     from codinet.explorer.app import create_app
     from codinet.explorer.serve import address, listen, serve
 

@@ -32,8 +32,9 @@ class Args:
     """Blocks that a static file runs, as digits: 0101…. Default: all."""
     threshold: float = 0.5
     """Default of the file's `threshold` input; a lower one runs more blocks."""
-    opset: int = 17
-    """Version of the ONNX operators, from 13 to 22."""
+    opset: int | None = None
+    """Version of the ONNX operators: from 13 to 22, default 17; for networks of other libraries from 18 to 20, default
+    18."""
     data_root: Path = DATA_ROOT
     """Folder that holds the data sets, for the check on test images."""
     json: bool = False
@@ -50,7 +51,7 @@ def run(args: Args) -> None:
     try:
         from codinet.engines.onnx import ExportInfo, export
     except ImportError as error:
-        raise UserError(f"Export requires {error.name}; install it with pip install 'codinet[onnx]'.") from error
+        raise UserError(f"Export requires {error.name}; install it with pip install onnx onnxruntime.") from error
     from codinet.runs import open_run
 
     folder = open_run(args.run)
@@ -60,7 +61,7 @@ def run(args: Args) -> None:
     checked = export(
         model,
         args.out,
-        ExportInfo(data.classes, data.mean, data.std, data.image_shape),
+        ExportInfo(data.classes, data.mean, data.std, data.image_shape, data.crop),
         kind=kind,
         path=None if args.path is None else [int(digit) for digit in args.path],
         threshold=args.threshold,

@@ -1,15 +1,24 @@
 """`codinet models`: the networks that can be trained, and the trained ones of the zoo.
 
 The numbers of the networks are stored here, because counting them takes seconds; a test compares them with the real
-count. This command does not import torch.
+count. This command imports torch only to list the networks of timm or torchvision.
 """
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from codinet.commands.printing import print_json, print_table
+import tyro
+
+from codinet.commands.printing import note, print_json, print_table
 from codinet.errors import UserError
+from codinet.specs import TIMM, TORCHVISION
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_MOST_BUILT = 40  # networks whose blocks are looked up; building one takes a fraction of a second
 
 
 class Network(NamedTuple):
@@ -55,12 +64,17 @@ NETWORKS = (
 
 @dataclass(frozen=True)
 class Args:
+    pattern: tyro.conf.Positional[str] = ""
+    """Networks of a library to list instead, with wildcards: "timm:convnext*", "torchvision:*"."""
     json: bool = False
     """Print one JSON document."""
 
 
 def run(args: Args) -> None:
-    """Print the networks and the zoo."""
+    """Print the networks and the zoo, or networks of timm or torchvision."""
+    if args.pattern:
+        _print_library(args)
+        return
     zoo = _zoo_entries()
     if args.json:
         print_json({"models": [network.describe() for network in NETWORKS], "zoo": zoo})
@@ -79,7 +93,54 @@ def run(args: Args) -> None:
         for network in NETWORKS
     ]
     print_table("Networks (MACs: one per multiply-add)", headings, rows)
+    print("Networks of other libraries: timm:NAME and torchvision:NAME; codinet models 'timm:convnext*' lists some.")
     _print_zoo(zoo)
+
+
+def _print_library(args: Args) -> None:
+    """Print the matching networks of a library and, if they are not too many, their residual blocks."""
+    library, colon, pattern = args.pattern.partition(":")
+    if library not in (TIMM, TORCHVISION) or not colon:
+        raise UserError(f"PATTERN must start with timm: or torchvision:, such as 'timm:convnext*', got {args.pattern}.")
+    from codinet.adopt import import_vision
+
+    package: Any = import_vision(library)
+    known = package.list_models() if library == TIMM else package.models.list_models(module=package.models)
+    names = [name for name in known if fnmatchcase(name, pattern)]
+    if not names:
+        raise UserError(f"{library} {package.__version__} has no network that matches {pattern!r}.")
+    described: list[dict[str, Any]] = [{"name": f"{library}:{name}"} for name in names]
+    if len(names) <= _MOST_BUILT:
+        make = package.create_model if library == TIMM else package.models.get_model
+        described = [{**entry, "blocks": _blocks_of(make, name)} for entry, name in zip(described, names, strict=True)]
+    if args.json:
+        print_json({"library": library, "version": package.__version__, "models": described})
+        return
+    rows = [
+        [entry["name"], *([entry["blocks"] or "give --blocks"] if "blocks" in entry else [])] for entry in described
+    ]
+    headings = ["network", "residual blocks"][: len(rows[0])]
+    print_table(f"{len(names)} networks of {library} {package.__version__}", headings, rows)
+    if len(names) > _MOST_BUILT:
+        note(f"their blocks are listed for patterns that match at most {_MOST_BUILT} networks.")
+
+
+def _blocks_of(make: Any, name: str) -> str | None:
+    """The names of the residual blocks that codinet selects; None if it does not know them."""
+    import torch
+
+    from codinet.adopt.families import family_pattern
+    from codinet.adopt.resnet import AdoptedResNet
+
+    try:
+        with torch.device("meta"):
+            module: nn.Module = make(name)
+        pattern = family_pattern(module)
+        if pattern is None:
+            AdoptedResNet(module, None)
+        return pattern or "layer*.*"
+    except Exception:  # not a ResNet; or a network of which the library raises anything
+        return None
 
 
 def _zoo_entries() -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from codinet.config import DEFAULT_BUDGET, NetworkConfig, RunConfig
+from codinet.specs import PYTHON, TIMM, TORCHVISION, parse_spec
 
 if TYPE_CHECKING:
     from codinet.commands.train import Args
@@ -28,7 +29,7 @@ class Adapted(NamedTuple):
 
 def start_given(args: "Args") -> bool:
     """Whether the flags decide where the weights come from."""
-    return "start" in args.extra or args.extra.get("teacher") is not None
+    return "start" in args.extra or any(args.extra.get(name) for name in ("teacher", "pretrained", "weights"))
 
 
 def adapt_new(args: "Args", images: int, channels: int, *, resizable: bool) -> Adapted:
@@ -47,8 +48,14 @@ def adapt_new(args: "Args", images: int, channels: int, *, resizable: bool) -> A
         return Adapted(args)
     arch = args.network.get("arch", NetworkConfig.arch)
     card = matching_card(arch, channels, args.network.get("router", "fc"), args.losses.get("budget") or DEFAULT_BUDGET)
+    library = parse_spec(arch).library
+    if card is None and library in (TIMM, TORCHVISION):
+        return Adapted(
+            args,
+            f"{images:,} training images are few; use --pretrained to start from weights that {library} publishes.",
+        )
     if card is None:
-        if matching_card(NetworkConfig.arch, channels, "fc", DEFAULT_BUDGET) is None:
+        if library == PYTHON or matching_card(NetworkConfig.arch, channels, "fc", DEFAULT_BUDGET) is None:
             return Adapted(args)
         return Adapted(
             args,

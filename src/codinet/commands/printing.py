@@ -107,6 +107,7 @@ def evaluation_rows(summary: dict[str, Any]) -> list[list[str]]:
     """The rows of a table that shows an evaluation, given `Evaluation.summary()`."""
     return [
         ["accuracy", f"{summary['accuracy']:.2f} %"],
+        *([["top-5 accuracy", f"{summary['top5_accuracy']:.2f} %"]] if "top5_accuracy" in summary else []),
         ["cost, share of the static network", f"{summary['cost_share']:.4f}"],
         ["cost, M MACs per image (one per multiply-add)", f"{summary['macs'] / 1e6:.3f}"],
         ["cost, G in the paper's unit", f"{summary['paper_gmaccs']:.4f}"],

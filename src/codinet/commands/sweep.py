@@ -127,11 +127,11 @@ def _name(source: str) -> str:
 def _require_data(args: Args, out: Path, planned: list[PlannedRun]) -> None:
     """Check that the data can be read before every run fails for the same reason. Folders may be large, so the
     workers check them."""
-    from codinet.data import load
+    from codinet.data.loading import load_for
 
     config = planned[0].config
     if not Path(config.source).is_dir() and not all(is_finished(out, run) for run in planned):
-        load(config.source, args.data_root, image_size=config.data.image_size)
+        load_for(config.source, args.data_root, config.data)
 
 
 def _list_papers(as_json: bool) -> None:

@@ -5,7 +5,7 @@ Under torchrun every process runs this command with the same flags, and only the
 
 import os
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,11 +13,25 @@ import tyro
 
 from codinet.commands import own_data
 from codinet.commands.config_file import with_file
+from codinet.commands.library_input import library_input
 from codinet.commands.printing import counted, evaluation_rows, note, print_json, print_table
-from codinet.config import DATA_ROOT, PARTS, RunConfig, flag_of, resolve, unused_settings
+from codinet.config import (
+    DATA_ROOT,
+    PADDED,
+    PARTS,
+    RESIZED,
+    DataConfig,
+    NetworkConfig,
+    RunConfig,
+    ScheduleConfig,
+    flag_of,
+    resolve,
+    unused_settings,
+)
 from codinet.errors import UserError, unknown
 from codinet.flags import given_only
-from codinet.presets import PRESETS, as_static
+from codinet.presets import DROP_PATH, LIBRARY_PRESETS, PRESETS, as_static, default_preset
+from codinet.specs import OWN, PYTHON, allow_code, parse_spec, slug
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +41,7 @@ if TYPE_CHECKING:
     from codinet.train.distributed import World
 
 _MAX_SIBLINGS = 200  # folders next to a run that are searched for the static network
+_SMALL_SIDE = 64  # pixels; views of such images are padded crops by default
 _LARGE_STEP = 2**30  # bytes; smaller steps are not checked against the free memory
 
 
@@ -50,8 +65,9 @@ class Args:
     seed: int | None = None
     """Seed of the initial weights, the image order, the augmentations and the noise. Default: 0."""
     preset: str | None = None
-    """Recipe whose values the other flags replace: paper, best, quick, demo, small. Default: paper; small for a small
-    image folder or .npz file that starts from the zoo."""
+    """Recipe whose values the other flags replace: paper, best, quick, demo, small, modern, pretrained, imagenet.
+    Default: paper; small for a small image folder or .npz file that starts from the zoo; modern for a network that is
+    not codinet's own, or pretrained if it starts from trained weights."""
     out: Path | None = None
     """Run folder to write. Default: runs/ and a name made of source, network and seed."""
     resume: bool = False
@@ -80,7 +96,7 @@ class Args:
 
 def config_from(args: Args) -> RunConfig:
     """The preset's config with the settings that are given as flags; not yet resolved."""
-    name = args.preset or "paper"
+    name = args.preset or _default_preset(args)
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     preset = PRESETS[name](args.source)
@@ -90,6 +106,13 @@ def config_from(args: Args) -> RunConfig:
     if (parts["extra"].start or "").lower() == own_data.NONE:
         parts["extra"] = replace(parts["extra"], start=None)
     return replace(preset, seed=args.seed or 0, **parts)
+
+
+def _default_preset(args: Args) -> str:
+    extra = args.extra
+    start = (extra.get("start") or own_data.NONE).lower() != own_data.NONE
+    trained = start or bool(extra.get("weights")) or bool(extra.get("pretrained"))
+    return default_preset(args.network.get("arch", NetworkConfig.arch), trained=trained)
 
 
 def run(args: Args) -> dict[str, str]:
@@ -105,6 +128,9 @@ def run(args: Args) -> dict[str, str]:
             "--help."
         )
     config_from(args)  # for its checks, before torch is imported
+    arch = typed.network.get("arch")
+    if arch is not None and parse_spec(arch).library == PYTHON:
+        allow_code(arch)  # the user names it
 
     from codinet.train import distributed
 
@@ -123,9 +149,9 @@ def _train(args: Args, typed: Args, device: "torch.device", world: "World") -> d
         world.on_rank0(require_tensorboard)
     execution = Execution(args.compile, args.amp, args.kernels, bool(args.sync_bn), args.loader or "auto")
     amp = bool(execution.resolve(device, world).amp)
-    config, dataset, remark = world.on_every_rank(lambda: _load(args, device, amp, world))
+    config, dataset, remarks = world.on_every_rank(lambda: _load(args, device, amp, world))
     out = args.out or Path("runs") / _folder_name(config)
-    notes = world.on_rank0(lambda: [*_notes(typed, args.source, config), *([remark] if remark else [])])
+    notes = world.on_rank0(lambda: [*_notes(typed, args.source, config), *remarks])
     for sentence in notes if world.is_rank0 else ():
         note(sentence)
     reporter: Reporter = Console()
@@ -189,36 +215,81 @@ def _static_accuracy(run: "RunFolder") -> tuple[float, str] | None:
     return accuracy, name
 
 
-def _load(args: Args, device: "torch.device", amp: bool, world: "World") -> tuple[RunConfig, "Dataset", str | None]:
-    """The complete config and its data, checked against each other and against the free memory, and a remark."""
-    from codinet.data import load, locate
+def _load(args: Args, device: "torch.device", amp: bool, world: "World") -> tuple[RunConfig, "Dataset", list[str]]:
+    """The complete config and its data, checked against each other and against the free memory, and remarks."""
+    from codinet.data import locate
+    from codinet.data.loading import holds_files, load_for
 
     root, gpu = args.data_root or DATA_ROOT, device.type == "cuda"
     config = resolve(config_from(args), gpu=gpu)
     # An absolute path, so that the run can be evaluated from any folder.
     source = locate(args.source, root)
-    dataset = None if Path(source).is_dir() else load(source, root, image_size=config.data.image_size)
+    folder = holds_files(source)
+    dataset = None if folder else load_for(source, root, config.data)
     adapted = _adapt(args, source, dataset)
     if adapted.args is not args:
         config = resolve(config_from(adapted.args), gpu=gpu)
     config = replace(config, source=source)
-    dataset = dataset or load(source, root, image_size=config.data.image_size)
+    out = args.out or Path("runs") / _folder_name(config)
+    prepared = library_input(config, out, resume=args.resume, folder=folder)
+    config = _choose_view(prepared.config, out, resume=args.resume, folder=folder)
+    dataset = dataset or load_for(source, root, config.data)
+    dataset = prepared.normalise(dataset)
+    config, preset_note = _library_defaults(adapted.args, config, len(dataset.train), world.size)
     _require_small_cutout(config, dataset)
     if device.type == "cpu":
         _require_memory(config, dataset, bytes_per_value=2 if amp else 4, processes=world.size)
-    return config, dataset, adapted.note
+    return config, dataset, [remark for remark in (adapted.note, preset_note, prepared.describe(dataset)) if remark]
+
+
+def _choose_view(config: RunConfig, out: Path, *, resume: bool, folder: bool) -> RunConfig:
+    """The config with the default way to cut views: random parts of a folder's images unless they are small."""
+    from codinet.data.loading import default_sides
+    from codinet.runs import open_run
+
+    data = config.data
+    if data.view != DataConfig.view or not folder:
+        return config
+    if not own_data.is_new(out, resume=resume):
+        return replace(config, data=replace(data, view=open_run(out).config.data.view))
+    side = data.image_size or min(default_sides(config.source, on_damaged=data.on_damaged))
+    return replace(config, data=replace(data, view=RESIZED if side > _SMALL_SIDE else PADDED))
+
+
+def _library_defaults(args: Args, config: RunConfig, images: int, processes: int) -> tuple[RunConfig, str | None]:
+    """The config of a network that is not codinet's own with the defaults that depend on network and data, and a note.
+
+    These are the drop path of the presets for such networks, and at least four steps per epoch.
+    """
+    from codinet.networks import supports_drop_path
+
+    name, arch = args.preset or _default_preset(args), config.network.arch
+    if parse_spec(arch).library == OWN:
+        return config, None
+    if name in LIBRARY_PRESETS and "drop_path" not in args.network and supports_drop_path(arch):
+        config = replace(config, network=replace(config.network, drop_path=DROP_PATH))
+    batch = config.schedule.batch or 0
+    if args.schedule.get("batch") is None:
+        fitting = max(2, (images - config.data.holdout) // 4) // processes * processes
+        batch = min(batch, max(fitting, processes))
+        config = replace(config, schedule=replace(config.schedule, batch=batch))
+    if args.preset or len(args.schedule) == len(fields(ScheduleConfig)):  # all are given, e.g. by a run's config.json
+        return config, None
+    dropped = f", --drop-path {DROP_PATH:g}" if config.network.drop_path and "drop_path" not in args.network else ""
+    return config, f"{arch} is trained with --preset {name}{dropped}, --batch {batch}; see docs/recipes.md."
 
 
 def _adapt(args: Args, source: str, dataset: "Dataset | None") -> own_data.Adapted:
     """Add the defaults of small data sets. An image folder has no `dataset` yet."""
     from codinet.data.catalogue import KNOWN
-    from codinet.data.image_folder import summarise_folder
+    from codinet.data.loading import summarise
     from codinet.runs import open_run
 
     if source in KNOWN or own_data.start_given(args):
         return own_data.Adapted(args)
     if dataset is None:
-        summary = summarise_folder(Path(source), most=own_data.SMALL)
+        on_damaged = args.data.get("on_damaged", DataConfig.on_damaged)
+        summary = summarise(source, most=own_data.SMALL, on_damaged=on_damaged)
         if summary is None:
             return own_data.Adapted(args)
         images, channels = summary
@@ -244,14 +315,15 @@ def _require_small_cutout(config: RunConfig, dataset: "Dataset") -> None:
 def _require_memory(config: RunConfig, dataset: "Dataset", *, bytes_per_value: int, processes: int) -> None:
     """Refuse a step for which the system would end the process.
 
-    The estimate is a lower bound: the images, and the output of the first convolution (16 channels in every network)
-    before and after its normalisation.
+    The estimate is a lower bound: the images, and of codinet's own networks the output of the first convolution (16
+    channels in all of them) before and after its normalisation. Other networks may reduce the size of images at once.
     """
     from codinet.data.free_memory import require_memory
 
     channels, height, width = dataset.image_shape
     views = (config.schedule.batch or 0) // processes * config.schedule.views
-    needed = views * height * width * (4 * channels + 2 * 16 * bytes_per_value)
+    own = parse_spec(config.network.arch).library == OWN
+    needed = views * height * width * (4 * channels + (2 * 16 * bytes_per_value if own else 0))
     if needed > _LARGE_STEP:
         require_memory(
             needed,
@@ -263,13 +335,16 @@ def _require_memory(config: RunConfig, dataset: "Dataset", *, bytes_per_value: i
 def _notes(typed: Args, source: str, config: RunConfig) -> list[str]:
     """Where the training may differ from what the flags on the command line, and the source, seem to say."""
     from codinet.data.catalogue import KNOWN
-    from codinet.data.image_folder import ignored_folders
+    from codinet.data.folder_index import ignored_folders
+    from codinet.data.remote import is_url
+    from codinet.data.shards import is_packed
 
     notes = []
-    if config.source not in KNOWN:
+    if config.source not in KNOWN and not is_url(source):
         if not Path(os.path.expanduser(source)).exists():
             notes.append(f"{source} does not exist; using {config.source}.")
-        inner = ignored_folders(Path(config.source)) if Path(config.source).is_dir() else []
+        path = Path(config.source)
+        inner = ignored_folders(path) if path.is_dir() and not is_packed(path) else []
         if inner:
             more = f" and {counted(len(inner) - 1, 'more folder')}" if len(inner) > 1 else ""
             notes.append(f"images in {inner[0]}{more} are not read; put images directly into the folder of a class.")
@@ -283,4 +358,4 @@ def _notes(typed: Args, source: str, config: RunConfig) -> list[str]:
 
 def _folder_name(config: RunConfig) -> str:
     kind = "routed" if config.network.routed else "static"
-    return f"{Path(config.source).stem}-{config.network.arch}-{kind}-seed{config.seed}"
+    return f"{Path(config.source).stem}-{slug(config.network.arch)}-{kind}-seed{config.seed}"

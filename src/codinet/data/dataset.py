@@ -4,20 +4,39 @@ Images are bytes in a tensor, or `LazyImages` if they do not fit in memory. `hol
 that comes without a test split or normalisation constants. Knows nothing of file formats.
 """
 
+import hashlib
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from codinet.checks import shown
-from codinet.data.images import read_pixels
+from codinet.data.images import View, read_pixels, read_views
 from codinet.data.threads import map_in_threads
 from codinet.errors import UserError
 
 _MAX_VALUES = 2**26  # per channel, for statistics; more would not change any digit that matters
+_DIGEST_BYTES = 2**28  # of images; the digest of a larger split covers a sample
+_MAX_DAMAGED = 100  # files in a row
+
+
+class DamagedFiles:
+    """The image files that could not be read and were skipped. Safe in many threads."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    def add(self, name: str, reason: str) -> None:
+        """Record a file."""
+        self._reasons[name] = reason
+
+    def names(self) -> list[str]:
+        """Return the files, sorted."""
+        return sorted(self._reasons)
 
 
 @dataclass(frozen=True)
@@ -25,47 +44,111 @@ class LazyImages:
     """Image files that are decoded when they are indexed, for folders larger than memory.
 
     Has the shape of a uint8 tensor (N, C, H, W) and is indexed like one along its first axis.
+
+    Args:
+        sources: Paths or contents of the files. Not a list of `Path`: there may be millions.
+        channels: 1 or 3.
+        size: Height and width.
+        crop: Fraction of the shorter side that is kept, at the centre; views of a training show other parts too.
+        square: Whether all files are known to be square.
+        damaged: Collects files that cannot be read, and the next file takes their place; None: they are an error.
     """
 
-    paths: Sequence[str]  # not Path, which takes three times the memory, and there may be millions
+    sources: Sequence[str | bytes]
     channels: int
-    size: tuple[int, int]  # height, width
+    size: tuple[int, int]
+    crop: float = 1.0
+    square: bool = False
+    damaged: DamagedFiles | None = None
 
     @property
     def shape(self) -> torch.Size:
         """The shape of the tensor with all images."""
-        return torch.Size((len(self.paths), self.channels, *self.size))
+        return torch.Size((len(self.sources), self.channels, *self.size))
 
     @property
     def nbytes(self) -> int:
         """The memory that all decoded images would take."""
         return self.shape.numel()
 
+    @property
+    def whole(self) -> "LazyImages":
+        """The same images without the crop, in the same resolution, so a little larger."""
+        height, width = (round(side / self.crop) for side in self.size)
+        return replace(self, size=(height, width), crop=1.0)
+
+    @property
+    def shard_N(self) -> torch.Tensor | None:  # noqa: N802 - named by its shape
+        """The shard of each image if they are packed, else None."""
+        return getattr(self.sources, "shard_N", None)
+
+    def expect(self, index_N: torch.Tensor) -> None:
+        """Say which images will be read, in this order, so that shards can be downloaded ahead."""
+        if self.shard_N is not None:
+            self.sources.expect(index_N)  # type: ignore[attr-defined]  # of `ShardFiles`
+
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.sources)
 
     def __getitem__(self, index: int | slice | torch.Tensor) -> torch.Tensor:
         """Decode the images at these indices in several threads."""
         if isinstance(index, int):
-            return torch.from_numpy(read_pixels(self.paths[index], self.channels, self.size).copy())
-        indices = range(len(self))[index] if isinstance(index, slice) else index.tolist()
+            return self.decode(range(len(self))[index : index + 1 or None])[0][0]
+        return self.decode(range(len(self))[index] if isinstance(index, slice) else index.tolist())[0]
+
+    def decode(self, indices: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+        """Decode images in several threads; return them and the indices of the files that were used."""
         images_BCHW = torch.empty((len(indices), *self.shape[1:]), dtype=torch.uint8)
         rows_BCHW = images_BCHW.numpy()
 
-        def fill(row: int) -> None:
-            self.read_into(rows_BCHW[row : row + 1], indices[row : row + 1])
+        def fill(row: int) -> int:
+            return self.read_into(rows_BCHW[row : row + 1], indices[row : row + 1])[0]
 
-        map_in_threads(fill, range(len(indices)), "Reading images")
-        return images_BCHW
+        return images_BCHW, map_in_threads(fill, range(len(indices)), "Reading images")
 
-    def read_into(self, rows_BCHW: np.ndarray, indices: Sequence[int]) -> None:
-        """Decode the images at these indices into an array, in this thread."""
-        for row, index in enumerate(indices):
-            rows_BCHW[row] = read_pixels(self.paths[index], self.channels, self.size)
+    def read_into(self, rows_BCHW: np.ndarray, indices: Sequence[int]) -> list[int]:
+        """Decode the images at these indices into an array, in this thread; return the indices that were used."""
+
+        def read(row: int, source: str | bytes) -> None:
+            rows_BCHW[row] = read_pixels(source, self.channels, self.size, self.crop)
+
+        return [self._read(partial(read, row), index) for row, index in enumerate(indices)]
+
+    def read_views_into(
+        self, rows_BMHWC: np.ndarray, indices: Sequence[int], choose: Sequence[Callable[[int, int], Sequence[View]]]
+    ) -> list[int]:
+        """Like `read_into`, but cut the views that `choose` gives for each image (see `read_views`)."""
+
+        def read(row: int, source: str | bytes) -> None:
+            read_views(source, choose[row], rows_BMHWC[row])
+
+        return [self._read(partial(read, row), index) for row, index in enumerate(indices)]
+
+    def _read(self, read: Callable[[str | bytes], None], index: int) -> int:
+        """Call `read` with a file, or with the next one that can be read; return its index."""
+        if self.damaged is None:
+            read(self.sources[index])
+            return index
+        for offset in range(min(len(self), _MAX_DAMAGED)):
+            position, source = (index + offset) % len(self), None
+            try:
+                source = self.sources[position]
+                read(source)
+            except UserError as error:
+                self.damaged.add(source if isinstance(source, str) else f"image {position}", str(error))
+            else:
+                return position
+        raise UserError(f"{_MAX_DAMAGED} image files in a row cannot be read, from {self.damaged.names()[0]} on.")
 
     def pick(self, index_N: torch.Tensor) -> "LazyImages":
         """Return the images at these indices, without decoding them."""
-        return LazyImages([self.paths[index] for index in index_N.tolist()], self.channels, self.size)
+        return replace(self, sources=pick(self.sources, index_N.tolist()))
+
+
+def pick(sources: Sequence[str | bytes], indices: Sequence[int]) -> Sequence[str | bytes]:
+    """Return the files at these indices, as a sequence of the same kind if it can pick."""
+    own = getattr(sources, "pick", None)
+    return own(indices) if own else [sources[index] for index in indices]
 
 
 Images = torch.Tensor | LazyImages
@@ -100,12 +183,29 @@ class Dataset:
     std: tuple[float, ...]  # per channel, in bytes (0..255)
     pad: int  # pixels that random crops pad on each side
     flip: bool  # whether a mirrored image keeps its class
+    crop: float = 1.0  # fraction of the shorter side that was kept of each image file
+    sha256: str | None = None  # `image_digest` of both splits if it is known
+    damaged: DamagedFiles | None = None  # files that could not be read and are skipped
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
         channels, height, width = self.train.images_NCHW.shape[1:]
         return channels, height, width
+
+
+def image_digest(*splits: Split) -> str:
+    """Return the sha256 of the images and labels of splits; of every k-th image if there are very many."""
+    digest = hashlib.sha256()
+    for split in splits:
+        for tensor in (split.images_NCHW[:: digest_step(split)], split.labels_N):
+            digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def digest_step(split: Split) -> int:
+    """Return k. It depends on the size only, so images in memory and images decoded on use have the same digest."""
+    return -(-split.images_NCHW.nbytes // _DIGEST_BYTES) or 1
 
 
 def hold_out(labels_N: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,9 +249,8 @@ def channel_stats(images_NCHW: Images) -> tuple[tuple[float, ...], tuple[float, 
 
     Counts byte values instead of adding floats, so the result does not depend on order or precision.
     """
-    number, channels, height, width = images_NCHW.shape
-    step = -(-number * height * width // _MAX_VALUES) or 1
-    sample_NCHW = images_NCHW[::step]
+    channels = images_NCHW.shape[1]
+    sample_NCHW = images_NCHW[:: statistics_step(images_NCHW)]
     values_256 = torch.arange(256, dtype=torch.float64)
     means, stds = [], []
     for channel in range(channels):
@@ -163,6 +262,12 @@ def channel_stats(images_NCHW: Images) -> tuple[tuple[float, ...], tuple[float, 
         # A channel of one colour has a standard deviation of zero, and normalising divides by it.
         stds.append(max(float(std), 1.0))
     return tuple(means), tuple(stds)
+
+
+def statistics_step(images_NCHW: Images) -> int:
+    """Return k: statistics use every k-th image."""
+    number, _, height, width = images_NCHW.shape
+    return -(-number * height * width // _MAX_VALUES) or 1
 
 
 def check(dataset: Dataset) -> Dataset:

@@ -1,6 +1,7 @@
 """Checks that data fits in memory before any of it is read or decoded.
 
-Reads Linux's numbers for the machine and the container. On systems without them nothing is refused.
+Reads Linux's numbers for the machine and the container, of which every process of torchrun on the machine may use an
+equal part. On systems without these numbers nothing is refused.
 """
 
 import os
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from codinet.environment import processes_here
 from codinet.errors import UserError
 from codinet.files import open_regular
 
@@ -18,8 +20,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """Return the memory that is free without swapping, or None if the system does not report it."""
-    return min((value for value in (_machine(), _container()) if value is not None), default=None)
+    """Return the memory that this process may use without swapping, or None if the system does not report it."""
+    known = [value for value in (_machine(), _container()) if value is not None]
+    return min(known) // processes_here() if known else None
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -1,148 +1,173 @@
 """A data set from a folder of the user's own images, one subfolder per class.
 
-Either `DIR/train/<class>/*` with `DIR/test/<class>/*` (or `val`), or `DIR/<class>/*`, of which a fixed, stratified
-fifth becomes the test split: files are sorted by name, so the same folder always splits the same way. Files without an
-image's suffix are skipped, and so are folders inside class folders (`ignored_folders` lists them). An image that cannot
-be read is an error. Images are decoded on loading, or on use if they do not fit in memory together.
+Images are decoded on loading, or on use if they do not fit in memory together. An image that cannot be read is an
+error, or is skipped. Files without an image's suffix are skipped, and so are folders inside class folders.
 """
 
 import math
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from statistics import median_low
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
-from codinet.checks import require_whole
-from codinet.data.dataset import Dataset, LazyImages, Split, channel_stats, hold_out, require_names
+from codinet.checks import require_number, require_whole
+from codinet.config import SMALLEST_CROP
+from codinet.data.dataset import (
+    DamagedFiles,
+    Dataset,
+    LazyImages,
+    Split,
+    channel_stats,
+    digest_step,
+    image_digest,
+    statistics_step,
+)
+from codinet.data.folder_index import Files, FolderIndex, Sizes
 from codinet.data.free_memory import fits, require_memory
-from codinet.data.images import DECODING, FORMATS, MAX_PIXELS, Header, read_header
+from codinet.data.images import DECODING, MAX_PIXELS, read_pixels
 from codinet.data.threads import MAX_THREADS, count_cores, map_in_threads
 from codinet.errors import UserError
 
-SUFFIXES = frozenset(
-    [".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"],
-)
+OnDamaged = Literal["stop", "skip"]
 
-_TEST_FOLDERS = ("test", "val", "valid", "validation")
 _MAX_SIZE = math.isqrt(MAX_PIXELS)
 _SAMPLE = 2**28  # bytes of images, about, that are decoded together to compute statistics and the digest
 _LARGE = 2**25  # bytes of an image; smaller ones always fit, however many are decoded together
 
 
-def is_image_file(path: Path) -> bool:
-    """Return whether a path has an image's suffix and is not a folder. Its content is not checked."""
-    return path.suffix.lower() in SUFFIXES and is_visible(path) and not path.is_dir()
-
-
-def is_visible(path: Path) -> bool:
-    """Return whether a path is not one of the hidden entries that archivers and file managers create."""
-    return not path.name.startswith((".", "__MACOSX"))
-
-
-class _Files(NamedTuple):
-    """Image files and the class of each, in a fixed order."""
-
-    paths: list[Path]
-    labels: list[int]
-
-
-def load_folder(folder: Path, *, image_size: int | None = None) -> Dataset:
+def load_folder(
+    folder: Path,
+    *,
+    image_size: int | None = None,
+    crop: float = 1.0,
+    whole: bool = False,
+    on_damaged: OnDamaged = "stop",
+) -> Dataset:
     """Load a folder of images, with one channel if every image is grey, else three.
 
     Args:
         folder: The folder.
         image_size: The side of the square that images are scaled to. By default, images that all have one size keep
             it; otherwise the side is the median of the shorter sides, rounded to a multiple of 32 from 32 to 224.
+        crop: Fraction of the shorter side of an image that is kept, at the centre, before scaling.
+        whole: Whether views of a training show any part of an image, so that training images are decoded on use.
+        on_damaged: Whether an image that cannot be read is an error or is skipped.
     """
     if image_size is not None:
         require_whole("the image size", image_size, 1, _MAX_SIZE)
-    train, test, classes = _find(folder)
-    headers = map_in_threads(read_header, [*train.paths, *test.paths], "Reading image headers")
-    height, width = (image_size, image_size) if image_size is not None else _choose_size(headers)
-    channels = 1 if all(header.grey for header in headers) else 3
-    _require_memory_to_decode(headers)
-    in_memory = fits(len(headers) * channels * height * width)
+    require_number("the crop", crop, SMALLEST_CROP, 1)
+    damaged = DamagedFiles() if on_damaged == "skip" else None
+    index = FolderIndex(folder, damaged)
+    # A million headers take minutes, so they are read only if they decide something.
+    sizes = None if image_size is not None and index.large else index.sizes()
+    height, width = (image_size, image_size) if image_size is not None else default_size(sizes)
+    channels = 1 if index.all_grey() else 3
+    if sizes is not None:
+        _require_memory_to_decode(sizes)
+    number = len(index.train.paths) + len(index.test.paths)
+    in_memory = fits(number * channels * height * width)
     if not in_memory:
-        _require_memory_for_a_sample(len(headers), channels, height, width)
-    train_split = _split(train, channels, (height, width), decode=in_memory)
-    mean, std = channel_stats(train_split.images_NCHW)
+        _require_memory_for_a_sample(number, channels, height, width)
+    square = sizes is not None and bool(sizes.square)
+    train, test = (
+        _Part(part, LazyImages(part.paths, channels, (height, width), crop, square, damaged))
+        for part in (index.train, index.test)
+    )
+    key = f"{channels}×{height}×{width}, crop {crop:g}, {on_damaged}"
+    train_split = train.decoded() if in_memory and not whole else train.split()
+    if in_memory:
+        test_split = test.decoded()
+    else:
+        unreadable = index.fact(f"damaged test images of {key}", test.files.paths, test.unreadable) if damaged else []
+        test_split = test.without(unreadable).split()
+    of_train = train.every(statistics_step(train.images))
+    mean, std = index.fact(f"statistics of {key}", of_train, lambda: channel_stats(train_split.images_NCHW))
+    digest = None
+    if index.large:
+        of_both = [*train.every(digest_step(train_split)), *test.every(digest_step(test_split))]
+        digest = index.fact(f"digest of {key}", of_both, lambda: image_digest(train_split, test_split))
     return Dataset(
         name=folder.resolve().name,
         train=train_split,
-        test=_split(test, channels, (height, width), decode=in_memory),
-        classes=classes,
-        mean=mean,
-        std=std,
+        test=test_split,
+        classes=index.classes,
+        mean=tuple(mean),
+        std=tuple(std),
         pad=min(height, width) // 8,
         flip=True,
+        crop=crop,
+        sha256=digest,
+        damaged=damaged,
     )
 
 
-class FolderSummary(NamedTuple):
-    """The content of an image folder, without its pixels."""
+class _Part(NamedTuple):
+    """The files of a split, and how they are decoded."""
 
-    train: int  # number of training images
-    channels: int
+    files: Files
+    images: LazyImages
+
+    def split(self) -> Split:
+        """The images, decoded on use."""
+        return Split(self.images, self.files.labels_N)
+
+    def decoded(self) -> Split:
+        """The images in memory, without damaged ones."""
+        images_NCHW = torch.empty(self.images.shape, dtype=torch.uint8)
+        rows_NCHW = images_NCHW.numpy()
+
+        def read(index: int) -> bool:
+            return self._can_read(index, rows_NCHW[index])
+
+        kept = map_in_threads(read, range(len(self.images)), "Reading images")
+        if all(kept):
+            return Split(images_NCHW, self.files.labels_N)
+        kept_N = torch.tensor(kept)
+        return Split(images_NCHW[kept_N], self.files.labels_N[kept_N])
+
+    def unreadable(self) -> list[int]:
+        """The indices of damaged files. Decodes all of them."""
+        found = map_in_threads(self._can_read, range(len(self.images)), "Reading images")
+        return [index for index, can_read in enumerate(found) if not can_read]
+
+    def without(self, indices: Sequence[int]) -> "_Part":
+        """The same without the files at these indices."""
+        if not indices:
+            return self
+        kept_N = torch.ones(len(self.images), dtype=torch.bool)
+        kept_N[torch.tensor(indices)] = False
+        index_N = kept_N.nonzero().flatten()
+        return _Part(self.files.pick(index_N), self.images.pick(index_N))
+
+    def every(self, step: int) -> Sequence[str]:
+        """Every k-th file."""
+        return self.files.paths[::step]
+
+    def _can_read(self, index: int, row_CHW: np.ndarray | None = None) -> bool:
+        """Decode an image into a row; return whether it can be read. Without `damaged`, it is an error if not."""
+        images, path = self.images, self.files.paths[index]
+        try:
+            pixels_CHW = read_pixels(path, images.channels, images.size, images.crop)
+        except UserError as error:
+            if images.damaged is None:
+                raise
+            images.damaged.add(path, str(error))
+            return False
+        if row_CHW is not None:
+            row_CHW[:] = pixels_CHW
+        return True
 
 
-def summarise_folder(folder: Path, *, most: int) -> FolderSummary | None:
-    """Return the number of training images and their channels; None, without reading any, if there are `most` or more.
-
-    Only the headers of images are read.
-    """
-    train, test, _ = _find(folder)
-    if len(train.paths) >= most:
-        return None
-    headers = map_in_threads(read_header, [*train.paths, *test.paths], "Reading image headers")
-    return FolderSummary(len(train.paths), 1 if all(header.grey for header in headers) else 3)
-
-
-def ignored_folders(folder: Path) -> list[Path]:
-    """Return the folders inside class folders that contain images, which are not read."""
-    train = folder / "train"
-    splits = [train, *_test_folders(folder)[:1]] if train.is_dir() else [folder]
-    classes = [split / name for split in splits for name in _class_names(split, at_least=1)]
-    return [nested for name in classes for nested in _folders(name) if _contains_images(nested)]
-
-
-def _contains_images(folder: Path) -> bool:
-    """Return whether there is an image at any depth. Links to folders are not followed: they may form a cycle."""
-    queue = [folder]
-    while queue:
-        entries = []
-        with suppress(OSError), os.scandir(queue.pop()) as found:
-            entries = list(found)
-        if any(is_image_file(Path(entry.path)) for entry in entries):
-            return True
-        queue += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return False
-
-
-def _folders(folder: Path) -> list[Path]:
-    # `scandir` knows which entries are folders; `iterdir` would need a system call for each.
-    with os.scandir(folder) as entries:
-        return sorted(Path(entry.path) for entry in entries if _is_folder(entry) and is_visible(Path(entry.path)))
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link to itself
-        return entry.is_dir()
-    return False
-
-
-def _require_memory_to_decode(headers: Sequence[Header]) -> None:
+def _require_memory_to_decode(sizes: Sizes) -> None:
     """Raise a `UserError` if the threads cannot decode the largest images at the same time."""
-    largest = max(headers, key=lambda header: header.height * header.width)
-    threads = min(MAX_THREADS, count_cores(), len(headers))
-    needed = threads * largest.height * largest.width * DECODING
+    height, width, threads = sizes.largest_height, sizes.largest_width, min(MAX_THREADS, count_cores())
+    needed = threads * height * width * DECODING
     if needed > _SAMPLE:
         require_memory(
             needed,
-            what=f"Decoding images of {largest.height}×{largest.width} in {threads} threads",
+            what=f"Decoding images of {height}×{width} in {threads} threads",
             hint="scale the largest images down",
         )
 
@@ -159,75 +184,10 @@ def _require_memory_for_a_sample(number: int, channels: int, height: int, width:
         )
 
 
-def _find(folder: Path) -> tuple[_Files, _Files, tuple[str, ...]]:
-    """Return the training files, the test files and the class names."""
-    if not folder.is_dir():
-        raise UserError(f"The folder {folder} does not exist; check the path.")
-    if not (folder / "train").is_dir():
-        classes = _class_names(folder)
-        everything = _list_files(folder, classes)
-        labels_N = torch.tensor(everything.labels)
-        train, test = hold_out(labels_N, max(1, round(len(labels_N) / 5)))
-        return _pick(everything, train), _pick(everything, test), classes
-    test_folders = _test_folders(folder)
-    if not test_folders:
-        raise UserError(f"{folder} has a train folder but no test folder; add {folder / 'test'}.")
-    classes = _class_names(folder / "train")
-    test_classes = _class_names(test_folders[0], at_least=1)
-    unknown = sorted(set(test_classes) - set(classes))
-    if unknown:
-        raise UserError(
-            f"{test_folders[0]} has a class {unknown[0]!r} that {folder / 'train'} lacks; "
-            "give both the same class folders."
-        )
-    return _list_files(folder / "train", classes), _list_files(test_folders[0], classes, having=test_classes), classes
-
-
-def _test_folders(folder: Path) -> list[Path]:
-    """Return the test folders that exist; the first is used."""
-    return [folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()]
-
-
-def _class_names(folder: Path, *, at_least: int = 2) -> tuple[str, ...]:
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and is_visible(entry))
-    if not names:
-        raise UserError(f"{folder} has no class folders; put the images of each class in a separate folder.")
-    if len(names) < at_least:
-        raise UserError(f"{folder} has one class folder only ({names[0]}); a classifier needs at least two.")
-    require_names(names, str(folder))
-    return tuple(names)
-
-
-def _list_files(folder: Path, classes: Sequence[str], *, having: Sequence[str] | None = None) -> _Files:
-    paths, labels = [], []
-    for label, name in enumerate(classes):
-        if having is not None and name not in having:
-            continue
-        found = sorted(filter(is_image_file, (folder / name).iterdir()))
-        if not found:
-            inside = " (folders inside it are not read)" if _folders(folder / name) else ""
-            raise UserError(
-                f"The class folder {folder / name} has no images{inside}; add some ({', '.join(FORMATS)}) or remove it."
-            )
-        paths += found
-        labels += [label] * len(found)
-    return _Files(paths, labels)
-
-
-def _pick(files: _Files, indices: torch.Tensor) -> _Files:
-    chosen = indices.tolist()
-    return _Files([files.paths[index] for index in chosen], [files.labels[index] for index in chosen])
-
-
-def _choose_size(headers: Sequence[Header]) -> tuple[int, int]:
-    sizes = {(header.height, header.width) for header in headers}
-    if len(sizes) == 1:
-        return sizes.pop()
-    middle = median_low(min(header.height, header.width) for header in headers)
-    side = min(max(32, (middle + 16) // 32 * 32), 224)
+def default_size(sizes: Sizes | None) -> tuple[int, int]:
+    """Return the height and width that images of these sizes get by default."""
+    assert sizes is not None
+    if sizes.height:
+        return sizes.height, sizes.width
+    side = min(max(32, (sizes.side + 16) // 32 * 32), 224)
     return side, side
-
-
-def _split(files: _Files, channels: int, size: tuple[int, int], *, decode: bool) -> Split:
-    images = LazyImages([str(path) for path in files.paths], channels, size)
-    return Split(images[:] if decode else images, torch.tensor(files.labels, dtype=torch.int64))

@@ -7,7 +7,6 @@ used. Safe in many threads at once.
 Memory: decoding takes at most 16 bytes per pixel besides the file, 0.4 GB for 25 megapixels.
 """
 
-import ctypes
 import io
 import logging
 import math
@@ -15,15 +14,14 @@ import os
 import re
 import stat
 import sys
-import threading
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 # Imported here, so that threads do not: Pillow would import the plugins when it opens the first file.
 from PIL import (  # noqa: F401
@@ -38,12 +36,19 @@ from PIL import (  # noqa: F401
     TiffImagePlugin,
     UnidentifiedImageError,
     WebPImagePlugin,
-    _imaging,
 )
 
-from codinet.checks import require_whole, shown
+from codinet.checks import require_number, require_whole, shown
+from codinet.config import SMALLEST_CROP
+from codinet.data.quiet import Quiet
+from codinet.data.random_crops import Box
 from codinet.errors import UserError, first_line
 from codinet.files import open_regular
+
+try:
+    import simplejpeg  # optional: decodes JPEG files faster
+except ImportError:
+    simplejpeg = None
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 64_000_000
@@ -75,6 +80,9 @@ _TRANSPOSE = {
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
+View = tuple[Box, bool]  # the part of an image that a view shows, and whether it is mirrored
+
+
 class Header(NamedTuple):
     """What is known of an image before decoding it."""
 
@@ -88,6 +96,7 @@ def read_image(
     *,
     channels: int,
     size: tuple[int, int] | None,
+    crop: float = 1.0,
     max_pixels: int = MAX_PIXELS,
 ) -> torch.Tensor:
     """Read an image, turned upright by its EXIF orientation, with transparency over white.
@@ -97,6 +106,7 @@ def read_image(
         channels: 1 for grey, 3 for RGB.
         size: (height, width). The image is scaled to cover it, antialiased, and cropped at the centre. None keeps the
             image's own size.
+        crop: Fraction of the shorter side that is kept, at the centre, before scaling.
         max_pixels: Larger images are refused.
 
     Returns:
@@ -106,22 +116,29 @@ def read_image(
         raise UserError(f"channels must be 1 or 3, got {shown(channels)}; use a network with 1 or 3 input channels.")
     if size is not None:
         _require_size(size)
+    require_number("crop", crop, SMALLEST_CROP, 1)
     require_whole("max_pixels", max_pixels, 1)
     _require_source(source)
-    return torch.from_numpy(read_pixels(source, channels, size, max_pixels).copy())
+    return torch.from_numpy(read_pixels(source, channels, size, crop, max_pixels).copy())
 
 
 def read_pixels(
-    source: Path | str | bytes, channels: int, size: tuple[int, int] | None, max_pixels: int = MAX_PIXELS
+    source: Path | str | bytes,
+    channels: int,
+    size: tuple[int, int] | None,
+    crop: float = 1.0,
+    max_pixels: int = MAX_PIXELS,
 ) -> np.ndarray:
     """Like `read_image`, but return a read-only view (C, H, W), and do not check the arguments."""
-    mode = "L" if channels == 1 else "RGB"
     try:
         with Quiet():
-            image = _flatten(_decode(source, max_pixels))
-            image = image if image.mode == mode else image.convert(mode)
-            if size is not None and (image.height, image.width) != size:
-                box = _centre_box(image.size, size)
+            with _opened(source, max_pixels) as opened:
+                image = _decode(opened)
+            image = _converted(image, channels)
+            own = image.height, image.width
+            size = size or own
+            if crop != 1 or own != size:
+                box = _centre_box(image.size, size, crop)
                 image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box)
             pixels_HWC = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, channels)
     except UserError:
@@ -131,20 +148,98 @@ def read_pixels(
     return pixels_HWC.transpose(2, 0, 1)
 
 
+def read_views(
+    source: Path | str | bytes,
+    choose: Callable[[int, int], Sequence[View]],
+    out_MHWC: np.ndarray,
+) -> None:
+    """Decode an image once and write several views of it. The arguments are not checked.
+
+    Args:
+        source: A path, or the content of a file.
+        choose: Called with height and width of the upright image; returns the views.
+        out_MHWC: A uint8 array for the views. The number of channels is 1 or 3.
+    """
+    _, height, width, channels = out_MHWC.shape
+    try:
+        with Quiet():
+            pixels_HWC, views, shrink = _decode_for_views(source, choose, (height, width), channels)
+            for out_HWC, (box, mirror) in zip(out_MHWC, views, strict=True):
+                top, left = box.top // shrink, box.left // shrink
+                bottom, right = -(-(box.top + box.height) // shrink), -(-(box.left + box.width) // shrink)
+                part_HWC = torch.from_numpy(pixels_HWC[top:bottom, left:right])
+                # With the pixels next to each other in memory, torch scales twice as fast and keeps the layout.
+                part_HWC = part_HWC.flip(1) if mirror else part_HWC.contiguous()
+                part_BCHW = part_HWC[None].permute(0, 3, 1, 2)
+                scaled_BCHW = F.interpolate(part_BCHW, (height, width), mode="bilinear", antialias=True)
+                out_HWC[:] = scaled_BCHW[0].permute(1, 2, 0).numpy()
+    except UserError:
+        raise
+    except Exception as error:
+        raise _user_error(source, error) from error
+
+
+def _decode_for_views(
+    source: Path | str | bytes, choose: Callable[[int, int], Sequence[View]], size: tuple[int, int], channels: int
+) -> tuple[np.ndarray, Sequence[View], int]:
+    """Return pixels, views, and by which factor the pixels are smaller than the image: JPEG decodes to a fraction."""
+    with _opened(source, MAX_PIXELS) as image:
+        views, shrink = None, 1
+        if image.format == "JPEG" and image.mode in ("L", "RGB"):
+            views = choose(*_upright_size(image))
+            least = min(min(box.height / size[0], box.width / size[1]) for box, _ in views)
+            shrink = next(factor for factor in (8, 4, 2, 1) if factor <= max(1.0, least))
+            if channels == 3 and _orientation(image) == 1:
+                pixels_HWC = _decode_jpeg_faster(image, shrink)
+                if pixels_HWC is not None:
+                    return pixels_HWC, views, shrink
+            if shrink > 1:
+                image.draft(image.mode, (image.width // shrink, image.height // shrink))
+        picture = _decode(image)
+    picture = _converted(picture, channels)
+    pixels_HWC = np.asarray(picture).reshape(picture.height, picture.width, channels)
+    return pixels_HWC, views or choose(picture.height, picture.width), shrink
+
+
+def _decode_jpeg_faster(image: ImageFile.ImageFile, shrink: int) -> np.ndarray | None:
+    """Return the pixels of a JPEG file by simplejpeg; None if it is not installed or refuses the file.
+
+    Pillow uses the same library, libjpeg-turbo, and gives the same pixels, but copies them more often.
+    """
+    if simplejpeg is None or image.fp is None:
+        return None
+    _check_scans(image)
+    position = image.fp.tell()
+    image.fp.seek(0)
+    content = image.fp.read()
+    image.fp.seek(position)
+    height, width = -(-image.height // shrink), -(-image.width // shrink)
+    try:
+        pixels_HWC = simplejpeg.decode_jpeg(
+            content, colorspace="RGB", fastdct=False, fastupsample=False, min_height=height, min_width=width
+        )
+    except ValueError:  # damaged or unusual; Pillow decides
+        return None
+    return pixels_HWC if pixels_HWC.shape[:2] == (height, width) else None
+
+
 def read_header(source: Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Header:
     """Read the size and colour of an image without decoding it."""
     _require_source(source)
     try:
         with Quiet(), _opened(source, max_pixels) as image:
-            width, height = image.size
-            # Other formats have no orientation, or Pillow reports the upright size.
-            if image.format in ("JPEG", "MPO", "WEBP") and _orientation(image) >= 5:
-                width, height = height, width
-            return Header(height, width, image.mode in _GREY_MODES)
+            return Header(*_upright_size(image), image.mode in _GREY_MODES)
     except UserError:
         raise
     except Exception as error:
         raise _user_error(source, error) from error
+
+
+def _upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
+    """Return the height and width of an opened image after it is turned upright."""
+    # Other formats have no orientation, or Pillow reports the upright size.
+    turned = image.format in ("JPEG", "MPO", "WEBP") and _orientation(image) >= 5
+    return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def _require_source(source: Path | bytes) -> None:
@@ -256,15 +351,14 @@ def _check_tiff(stream: _CountedStream) -> None:
     stream.seek(0)
 
 
-def _decode(source: Path | str | bytes, max_pixels: int) -> Image.Image:
-    """Return the upright pixels. The file and the decoder's buffers, which may be larger, are freed."""
-    with _opened(source, max_pixels) as image:
-        if image.format == "PPM" and image.tile[0][0] in ("ppm", "ppm_plain"):
-            return _decode_pnm(image)
-        _check_scans(image)
-        image.load()
-        transpose = _TRANSPOSE.get(_orientation(image))
-        return image._new(image.im) if transpose is None else image.transpose(transpose)
+def _decode(image: ImageFile.ImageFile) -> Image.Image:
+    """Return the upright pixels, without the file and the decoder's buffers, which may be larger."""
+    if image.format == "PPM" and image.tile[0][0] in ("ppm", "ppm_plain"):
+        return _decode_pnm(image)
+    _check_scans(image)
+    image.load()
+    transpose = _TRANSPOSE.get(_orientation(image))
+    return image._new(image.im) if transpose is None else image.transpose(transpose)
 
 
 def _check_scans(image: ImageFile.ImageFile) -> None:
@@ -320,6 +414,12 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
+def _converted(image: Image.Image, channels: int) -> Image.Image:
+    """Return the image as L or RGB, over white where it is transparent."""
+    mode, image = "L" if channels == 1 else "RGB", _flatten(image)
+    return image if image.mode == mode else image.convert(mode)
+
+
 def _flatten(image: Image.Image) -> Image.Image:
     """Return the image with 8 bits per channel and without transparency; images in L or RGB keep their mode."""
     if image.mode.startswith("I"):
@@ -342,81 +442,13 @@ def _flatten(image: Image.Image) -> Image.Image:
     return image if image.mode in ("L", "RGB") else image.convert("RGB")
 
 
-def _centre_box(own: tuple[int, int], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Return the largest centred box with the proportions of `size`.
+def _centre_box(own: tuple[int, int], size: tuple[int, int], crop: float) -> tuple[float, float, float, float]:
+    """Return the centred box with the proportions of `size` and a fraction `crop` of the sides of the largest one.
 
     Cropping before scaling gives the same pixels, and never creates the long side of a thin strip.
     """
     width, height = own
-    scale = min(width / size[1], height / size[0])
+    scale = crop * min(width / size[1], height / size[0])
     box_width, box_height = min(scale * size[1], width), min(scale * size[0], height)
     left, top = (width - box_width) / 2, (height - box_height) / 2
     return left, top, left + box_width, top + box_height
-
-
-# Python's warning filters and libtiff's error handler are global. If threads replaced and restored them in any order,
-# other code could stay silenced. So both are changed in ways that may overlap:
-# - One filter is added to the front of the list. It ignores warnings only in threads that are inside `Quiet`.
-# - libtiff prints errors through a function pointer. The first thread in clears it, the last one out restores it.
-_FILTERS_PER_THREAD = bool(getattr(sys.flags, "context_aware_warnings", False))  # in newer interpreters
-_quiet_lock = threading.Lock()
-_quiet_threads = 0
-_libtiff_handler: int | None = None  # libtiff's own handler, while any thread is inside `Quiet`
-_this_thread = threading.local()
-
-
-class _InsideQuiet:
-    """The pattern of a warning filter: matches every text in threads that are inside `Quiet`, and none elsewhere."""
-
-    def match(self, _text: str) -> bool:
-        return getattr(_this_thread, "quiet", False)
-
-
-_FILTER: Any = ("ignore", _InsideQuiet(), Warning, None, 0)
-
-
-def _find_libtiff_setter() -> Any:
-    """Return the function that sets the error handler of Pillow's libtiff, or None if it cannot be found."""
-    try:
-        function = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
-    except (OSError, AttributeError):
-        return None  # linked statically or absent
-    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    return function
-
-
-_set_libtiff_handler = _find_libtiff_setter()
-
-
-class Quiet:
-    """Ignore Python's warnings in this thread and libtiff's messages in all threads."""
-
-    def __enter__(self) -> None:
-        global _quiet_threads, _libtiff_handler
-        with _quiet_lock:
-            if _quiet_threads == 0 and _set_libtiff_handler is not None:
-                _libtiff_handler = _set_libtiff_handler(None)
-            _quiet_threads += 1
-        if _FILTERS_PER_THREAD:
-            self._caught = warnings.catch_warnings()
-            self._caught.__enter__()
-            warnings.simplefilter("ignore")
-            return
-        self._before = getattr(_this_thread, "quiet", False)
-        _this_thread.quiet = True
-        filters: Any = warnings.filters
-        # Other code may have added filters in front of ours, or replaced the list.
-        if not filters or filters[0] is not _FILTER:
-            with _quiet_lock:
-                filters[:] = [_FILTER, *(other for other in filters if other is not _FILTER)]
-
-    def __exit__(self, *error: object) -> None:
-        global _quiet_threads
-        if _FILTERS_PER_THREAD:
-            self._caught.__exit__(None, None, None)
-        else:
-            _this_thread.quiet = self._before
-        with _quiet_lock:
-            _quiet_threads -= 1
-            if _quiet_threads == 0 and _set_libtiff_handler is not None:
-                _set_libtiff_handler(_libtiff_handler)

@@ -16,9 +16,10 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
+from codinet.environment import processes_here
 from codinet.errors import UserError
 
-MAX_THREADS = 8  # that decode; each may keep one whole image in memory
+MAX_THREADS = 16  # that decode; each may keep one whole image in memory
 STALL_SECONDS = 600.0  # a result that takes longer than this is an error
 _CLOSE_SECONDS = 5.0  # how long `close` waits for each running call
 
@@ -114,4 +115,4 @@ def _map(function: Callable[[_Item], _T], items: Sequence[_Item]) -> list[_T]:
 def count_cores() -> int:
     """Return the cores that this process may use: those of its CPU affinity, divided among torchrun's processes."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, cores // processes_here())

@@ -90,17 +90,22 @@ def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool,
     require_whole("blank", blank, 0, _MAX_SIDE)
     require_flag("flip", flip)
     device, number = images_LCHW.device, len(images_LCHW) * views
-    height, width = images_LCHW.shape[2:]
     index_B = torch.arange(number, device=device).div(views, rounding_mode="floor")
     # One draw for all: a compiler may change the order of several draws, and with it the result of a seed.
     down_B, across_B, side_B, *places = torch.rand(5 if blank else 3, number, device=device)
     dy_B, dx_B = _choice(down_B, 2 * pad + 1), _choice(across_B, 2 * pad + 1)
     flip_B = side_B < (0.5 if flip else 0.0)
     views_BCHW = _cut(images_LCHW, index_B, dy_B, dx_B, flip_B, pad)
-    if not blank:
-        return views_BCHW
-    top_B, left_B = (_choice(at_B, size) - blank // 2 for at_B, size in zip(places, (height, width), strict=True))
-    return blank_square(views_BCHW, top_B=top_B, left_B=left_B, side=blank)
+    return blank_squares(views_BCHW, places[0], places[1], side=blank) if blank else views_BCHW
+
+
+def blank_squares(
+    images_BCHW: torch.Tensor, down_B: torch.Tensor, across_B: torch.Tensor, *, side: int
+) -> torch.Tensor:
+    """Set a square around a pixel of each image to zero; the pixel is given by fractions of height and width."""
+    places = zip((down_B, across_B), images_BCHW.shape[2:], strict=True)
+    top_B, left_B = (_choice(at_B, size) - side // 2 for at_B, size in places)
+    return blank_square(images_BCHW, top_B=top_B, left_B=left_B, side=side)
 
 
 def _choice(chance_B: torch.Tensor, number: int) -> torch.Tensor:

@@ -162,7 +162,7 @@ def _same_output(graph: Engine, reference: Engine, images_BCHW: torch.Tensor) ->
 def has_onnx(model: RoutedNetwork, device: torch.device) -> bool:
     """Whether ONNX Runtime is installed and supports the network."""
     installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
-    return installed and device.type == "cpu" and isinstance(model, CoDiNet)
+    return installed and device.type == "cpu"
 
 
 def has_graph(model: RoutedNetwork, device: torch.device, *, routers: bool = True) -> bool:
@@ -183,8 +183,15 @@ def _onnx(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> 
     from codinet.engines.onnx import OnnxEngine
 
     channels, height, width = images_BCHW.shape[1:]
-    shape = channels, height, width
-    return [OnnxEngine.of(model, shape, kind="static" if model.routers is None else "routed", threshold=threshold)]
+    shape, kind = (channels, height, width), "static" if model.routers is None else "routed"
+    if isinstance(model, CoDiNet):
+        return [OnnxEngine.of(model, shape, kind=kind, threshold=threshold)]  # type: ignore[arg-type]
+    if kind == "routed" and len(images_BCHW) > 1:
+        return []  # one image after another; exporting would take longer than it is worth
+    try:
+        return [OnnxEngine.of(model, shape, kind=kind, threshold=threshold, thorough=False)]  # type: ignore[arg-type]
+    except UserError:  # a part cannot be exported
+        return []
 
 
 def _fastest_of(engine: Callable[[torch.Tensor], object], images_BCHW: torch.Tensor) -> float:

@@ -210,7 +210,7 @@ def overview(
         "classes": run.data.classes,
         "image_shape": run.data.image_shape,
         "version": run.data.sha256[:12],
-        "groups": predictor.model.shape.counts,
+        "groups": run.groups,
         "block_share": [added / table.static_macs for added in table.added_N],
         "static_macs": table.static_macs,
         "evaluation": _evaluation(run),

@@ -4,7 +4,7 @@
     GET  /api/run                     the run, its network, the limits
     GET  /api/images                  test images to choose from;  /api/images/I.png  a thumbnail
     GET  /api/images/I/route          a test image, routed
-    POST /api/route                   an uploaded image, routed
+    POST /api/route                   an uploaded image, routed; cropped=true: it is cropped already
     GET  /api/accuracy                accuracy and cost of the network at a threshold
     GET  /api/map                     a map of routing space
 
@@ -140,9 +140,12 @@ def create_app(
         return {**answer, "truth": images().label(index)}
 
     @app.post("/api/route")
-    async def route_upload(request: Request, query: Annotated[RouteQuery, Depends()]) -> dict[str, Any]:
+    async def route_upload(
+        request: Request, query: Annotated[RouteQuery, Depends()], cropped: bool = False
+    ) -> dict[str, Any]:
         async with uploads.received(request) as content:
-            image_CHW = await decoder.run(decode, content, predictor.data.image_shape, limits)
+            crop = 1.0 if cropped else predictor.data.crop
+            image_CHW = await decoder.run(decode, content, predictor.data.image_shape, crop, limits)
             del content
         return await workers.run(answers.route, image_CHW, index=None, **query.arguments)
 

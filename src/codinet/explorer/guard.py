@@ -388,11 +388,11 @@ def _too_long(limits: Limits) -> RefusedError:
     return RefusedError(413, f"The upload is too large: the limit is {limit}; scale the image down.", close=True)
 
 
-def decode(content: bytes, image_shape: tuple[int, int, int], limits: Limits) -> torch.Tensor:
+def decode(content: bytes, image_shape: tuple[int, int, int], crop: float, limits: Limits) -> torch.Tensor:
     """Decodes an image to the network's shape, as uint8 (C, H, W). Its size is checked before decoding."""
     channels, height, width = image_shape
     try:
-        return read_image(content, channels=channels, size=(height, width), max_pixels=limits.upload_pixels)
+        return read_image(content, channels=channels, size=(height, width), crop=crop, max_pixels=limits.upload_pixels)
     except UserError as error:
         message = str(error)
         raise RefusedError(422, message[:1].upper() + message[1:]) from None

@@ -23,7 +23,7 @@ from codinet.errors import UserError
 try:
     import matplotlib
 except ImportError as missing:
-    raise UserError("Figures need matplotlib; install it with pip install 'codinet[plot]'.") from missing
+    raise UserError("Figures need matplotlib; install it with pip install matplotlib.") from missing
 
 from matplotlib.axes import Axes as Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb

@@ -15,13 +15,15 @@ NONE = "–"
 def results_table(runs: Sequence[Run]) -> Table:
     """A row per run, followed by the paper's rows for the same data, network and method.
 
-    Times have columns if a run has them, and the paper's unit if the paper uses the data set of a run.
+    Top-5 accuracy and times have columns if a run has them, and the paper's unit if the paper uses the data of a run.
     """
     timed, in_paper = any(run.time for run in runs), any(run.unit is not None for run in runs)
+    top5 = any("top5_accuracy" in run.evaluation for run in runs)
     rows = []
     for run in runs:
         evaluation = run.evaluation
-        cells = [f"{evaluation['accuracy']:.2f}", f"{evaluation['macs'] / 1e6:.2f}"]
+        cells = [f"{evaluation['accuracy']:.2f}", *[_number(evaluation.get("top5_accuracy"), 2)] * top5]
+        cells += [f"{evaluation['macs'] / 1e6:.2f}"]
         cells += [NONE if run.unit is None else f"{evaluation['macs'] * run.unit / 1e9:.4g}"] * in_paper
         cells += [f"{evaluation['cost_share']:.3f}"]
         cells += _times(run) * timed
@@ -31,9 +33,19 @@ def results_table(runs: Sequence[Run]) -> Table:
         for row in paper_rows(run):
             name = f"{NAMES[row.data]}, {row.backbone}, {row.kind}"
             times = [NONE] * (3 * timed)
-            cells = [f"{row.accuracy:.2f}", *_costs(row), NONE, *times, NONE, _number(row.paths, 0), NONE]
+            cells = [
+                f"{row.accuracy:.2f}",
+                *[NONE] * top5,
+                *_costs(row),
+                NONE,
+                *times,
+                NONE,
+                _number(row.paths, 0),
+                NONE,
+            ]
             rows.append(["the paper", name, *cells])
-    headings = ["run", "data, network, method", "accuracy, %", "M MACs (one per multiply-add)"]
+    headings = ["run", "data, network, method", "accuracy, %", *["top-5 accuracy, %"] * top5]
+    headings += ["M MACs (one per multiply-add)"]
     headings += ["G, paper's unit"] * in_paper
     headings += ["share of static cost"]
     headings += ["ms per image, measured", "… static network, ms", "speed-up, measured"] * timed
@@ -129,7 +141,7 @@ def settings_table(runs: Sequence[Run]) -> Table:
     """Every setting, a column per run."""
     columns = [_flatten(to_dict(run.folder.config)) for run in runs]
     for values in columns:
-        for key in ("source", "extra.start", "extra.teacher"):
+        for key in ("source", "extra.start", "extra.teacher", "extra.weights"):
             values[key] = Path(values[key]).name  # a report does not show local paths
     rows = [[key, *(values[key] for values in columns)] for key in columns[0]]
     return Table("table-config", "Configuration", ["setting", *(run.name for run in runs)], rows)

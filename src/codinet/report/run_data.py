@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from codinet.analysis import RunAnalysis
-from codinet.backbones import ARCHITECTURES
 from codinet.files import DamagedError
 from codinet.published import CODINET, NAMES, STATIC, UNITS, VANILLA, data_key
 from codinet.records import PathTable
@@ -50,7 +49,7 @@ class Run:
     @property
     def groups(self) -> tuple[int, ...]:
         """The number of blocks in each group of the network."""
-        return ARCHITECTURES[self.folder.config.network.arch].counts
+        return self.folder.groups
 
     @property
     def data_name(self) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from codinet.backbones import ARCHITECTURES
 from codinet.report.drawing import INK, Axes, Figure, colour, marker, panels, place_labels, save_figure, styled
+from codinet.specs import slug
 from codinet.sweep.plan import method_of
 from codinet.sweep.summary import Group, pareto
 
@@ -47,9 +48,10 @@ def draw(groups: Sequence[Group], title: str) -> Figure:
 
 
 def _costs(groups: Sequence[Group]) -> tuple[list[float], str]:
-    """Costs in the paper's unit, or in MACs if the networks have different units in the paper; and the axis label."""
-    units = {ARCHITECTURES[group.config.network.arch].paper_unit for group in groups}
-    if len(units) > 1:
+    """Costs in the paper's unit, or in MACs if the paper has several or none for the networks; and the axis label."""
+    own = [ARCHITECTURES.get(group.config.network.arch) for group in groups]
+    units = {network.paper_unit for network in own if network is not None}
+    if len(units) != 1 or None in own:
         return [group.figures["macs"].mean / 1e9 for group in groups], f"cost, G MACs ({_PER_MAC[1]})"
     label = f"cost, G in the paper's unit ({_PER_MAC[units.pop()]})"
     return [group.figures["paper_gmaccs"].mean for group in groups], label
@@ -77,7 +79,7 @@ def _draw_panel(axes: Axes, groups: Sequence[Group], costs: Sequence[float], siz
 def _label(group: Group) -> str:
     """A group's name without what the legend and the axis show."""
     network = group.config.network
-    text = group.name.removeprefix(network.arch)
+    text = group.name.removeprefix(slug(network.arch))
     for word in (method_of(group.config), network.router, network.relaxation):
         text = text.replace(f"-{word}", "", 1)
     return re.sub(r"-budget[\d.]+(e-?\d+)?", "", text).strip("-")

@@ -14,6 +14,7 @@ from codinet.config import RunConfig, resolve, unused_settings
 from codinet.errors import UserError, unknown
 from codinet.presets import as_static, as_vanilla
 from codinet.published import Published
+from codinet.specs import slug
 
 METHODS: dict[str, Callable[[RunConfig], RunConfig]] = {
     "static": as_static,
@@ -42,7 +43,7 @@ class Grid:
     """Values to combine. An axis that is not given keeps the preset's value."""
 
     arch: tuple[str, ...] = ()
-    """Networks; `codinet models` lists them."""
+    """Networks: those that `codinet models` lists, timm:NAME, torchvision:NAME or package.module:function."""
     method: tuple[Literal["static", "vanilla", "con", "div", "codinet"], ...] = ()
     """No routing; routing without extra losses; with the consistency loss, the diversity loss, or both."""
     router: tuple[Literal["fc", "cnn", "rnn"], ...] = ()
@@ -201,7 +202,7 @@ def _name_runs(configs: Mapping[RunConfig, Published | None]) -> list[PlannedRun
     runs = []
     for config, paper in configs.items():
         method = method_of(config)
-        words = [config.network.arch, method]
+        words = [slug(config.network.arch), method]
         for setting in ("budget", "gamma"):
             if (number := getattr(config.losses, setting)) is not None:
                 words.append(f"{setting}{_format_value(number)}")

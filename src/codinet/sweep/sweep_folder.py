@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from codinet import files
-from codinet.config import first_difference, flat, from_dict, to_dict
+from codinet.config import DataConfig, first_difference, flat, from_dict, to_dict
 from codinet.errors import UserError, shown
+from codinet.specs import TIMM, TORCHVISION, parse_spec
 from codinet.sweep.plan import PlannedRun
 
 FORMAT = 1
@@ -42,7 +43,15 @@ def is_finished(out: Path, run: PlannedRun) -> bool:
         start, teacher = (path and Path(path).name for path in (config.extra.start, config.extra.teacher))
         extra = replace(config.extra, start=start, start_sha256=None, teacher=teacher, teacher_sha256=None)
         config = replace(config, extra=extra)
-    return folder.finished and config == run.training_config()
+    planned = run.training_config()
+    # Where the plan leaves them open, the training records the view that it chose for a folder, and the size and the
+    # crop that timm or torchvision states.
+    library = parse_spec(planned.network.arch).library in (TIMM, TORCHVISION)
+    chosen = ("view", "image_size", "crop") if library else ("view",)
+    default, data = DataConfig(), planned.data
+    open_ones = {name: value for name in chosen if (value := getattr(data, name)) == getattr(default, name)}
+    config = replace(config, data=replace(config.data, **open_ones))
+    return folder.finished and config == planned
 
 
 def save_plan(out: Path, planned: Sequence[PlannedRun]) -> None:

@@ -12,6 +12,8 @@ from types import TracebackType
 from codinet import files
 from codinet.sweep.plan import PlannedRun
 
+_OTHER_BLOCKS = 12  # of networks that are not codinet's own; the real number is known when they are built
+
 
 class Progress:
     """Counts the work of a sweep. Subclasses print."""
@@ -152,7 +154,9 @@ def _work(run: PlannedRun, epochs: int | None = None) -> float:
 
     schedule = run.config.schedule
     in_all = schedule.epochs + (schedule.finetune or 0)
-    return float(ARCHITECTURES[run.config.network.arch].blocks) * min(in_all, in_all if epochs is None else epochs)
+    own = ARCHITECTURES.get(run.config.network.arch)
+    blocks = _OTHER_BLOCKS if own is None else own.blocks
+    return float(blocks) * min(in_all, in_all if epochs is None else epochs)
 
 
 def _format_left(seconds: float | None) -> str:

@@ -26,6 +26,7 @@ from codinet import files
 from codinet.config import PARTS, RunConfig, flag_of
 from codinet.data.catalogue import KNOWN
 from codinet.errors import UserError
+from codinet.specs import OWN, parse_spec
 from codinet.sweep.plan import PlannedRun
 from codinet.sweep.summary import Result, read_result
 from codinet.sweep.sweep_folder import is_finished, lock_folder, log_file, save_plan
@@ -126,6 +127,8 @@ def _flags(config: RunConfig) -> Iterator[str]:
                 yield from (flag, str(value))
     if config.extra.start is None and config.source not in KNOWN:  # small data sets start from the zoo by default
         yield from ("--start", "none")
+    if parse_spec(config.network.arch).library != OWN:  # which have another default
+        yield from ("--preset", "paper")
     yield from ("--seed", str(config.seed))
 
 

@@ -129,7 +129,7 @@ def capture(step: Step) -> StepFn:
         The function that replays the graph.
     """
     model, device = step.model, step.device
-    changed = [*model.state_dict().values(), *step.momentum().values(), *step.averaged().values()]
+    changed = [*model.state_dict().values(), *step.optimizer_state().values(), *step.averaged().values()]
     changed += [step.sums, step.nonfinite]
     if step.controller:
         changed += step.controller.state().values()

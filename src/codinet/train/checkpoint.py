@@ -16,14 +16,16 @@ from typing import Any, NamedTuple
 import torch
 
 from codinet import files
-from codinet.config import first_difference, flat
+from codinet.config import RunConfig, first_difference, flat, to_dict
 from codinet.data.catalogue import KNOWN
 from codinet.errors import UserError, first_line
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import named_statistics, put_statistics, seed_apart, statistics
+from codinet.train.optimizer import STATE_PREFIXES, part_of
 from codinet.train.step import Step
 
 KEEP = 2
+DEFAULTS = to_dict(RunConfig(""))
 
 
 class RunIdentity(NamedTuple):
@@ -34,7 +36,7 @@ class RunIdentity(NamedTuple):
 
     def difference(self, other: "RunIdentity") -> str | None:
         """What sets another run apart from this one, in words; None if it is the same run."""
-        mine, theirs = flat(self.config), flat(other.config)
+        mine, theirs = (flat(DEFAULTS) | flat(of.config) for of in (self, other))  # older files lack later settings
         if not {mine.get("source"), theirs.get("source")} & KNOWN.keys():
             mine["source"] = theirs["source"] = None  # the user's own data may have moved
         difference = first_difference(mine, theirs)
@@ -66,7 +68,7 @@ class Checkpoint:
 
     def part(self, prefix: str) -> dict[str, torch.Tensor]:
         """The tensors under a prefix, by the rest of their names."""
-        return {name[len(prefix) :]: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
+        return part_of(self.tensors, prefix)
 
     @property
     def processes(self) -> int:
@@ -91,7 +93,7 @@ def save(
     """Write a checkpoint. Every process calls this; rank 0 writes."""
     world = step.world
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"momentum.{name}": tensor for name, tensor in step.momentum().items()}
+    tensors |= step.optimizer_state()
     tensors |= {f"average.{name}": tensor for name, tensor in step.averaged().items()}
     tensors["sums"] = step.sums
     if controller:
@@ -199,8 +201,9 @@ def restore_step(checkpoint: Checkpoint, step: Step, *, seed: int = 0) -> None:
     """Restore the rest. Another number of processes than before draws new random numbers from the run's `seed`."""
     within_stage = bool(checkpoint.position.step or checkpoint.position.epoch)
     if within_stage:
-        # Momentum and average start anew with each stage; a stage begins with the average of the one before.
-        _fill(checkpoint, "momentum.", step.momentum())
+        # Optimiser and average start anew with each stage; a stage begins with the average of the one before.
+        for prefix in STATE_PREFIXES:
+            _fill(checkpoint, prefix, part_of(step.optimizer_state(), prefix))
         _fill(checkpoint, "average.", step.averaged())
     if checkpoint.position.step:
         if "sums" not in checkpoint.tensors or checkpoint.tensors["sums"].shape != step.sums.shape:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from codinet.adopt import import_vision
 from codinet.environment import pick_device
 from codinet.errors import UserError, first_line
 
@@ -170,7 +171,8 @@ def _attempt(call: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 def _running(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    saved = model.state_dict().keys()  # without constants, such as the attention masks of a Swin transformer
+    return [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in saved]
 
 
 def statistics(model: nn.Module) -> torch.Tensor:
@@ -190,6 +192,14 @@ def named_statistics(model: nn.Module, vector: torch.Tensor) -> Mapping[str, tor
     running = _running(model)
     parts = vector.split([buffer.numel() for _, buffer in running])
     return {name: part.view_as(buffer) for (name, buffer), part in zip(running, parts, strict=True)}
+
+
+def synchronised(model: nn.Module) -> Any:
+    """Return a network whose BatchNorms normalise by the batches of all processes. Weights are shared."""
+    if any(type(part).__module__.startswith("timm.") for part in model.modules()):
+        # Some of timm's BatchNorms contain the activation, which torch's own function would drop.
+        return import_vision("timm").layers.convert_sync_batchnorm(model)
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
 def seed_apart(seed: int, rank: int, *place: int) -> None:

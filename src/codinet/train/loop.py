@@ -15,12 +15,13 @@ import torch
 
 from codinet import files
 from codinet.config import RunConfig
-from codinet.data.batches import epoch_order
+from codinet.data.batches import Resident, image_order
 from codinet.data.dataset import Dataset
 from codinet.environment import describe, is_out_of_memory
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation
 from codinet.runs import RunFolder, RunWriter
+from codinet.specs import library_versions
 from codinet.thresholds import MISSED
 from codinet.train import checkpoint
 from codinet.train.accelerate import BuiltStep, Execution, build_step
@@ -29,7 +30,7 @@ from codinet.train.checkpoint import Checkpoint, Position, RunIdentity
 from codinet.train.distributed import World, seed_apart
 from codinet.train.reporting import Reporter
 from codinet.train.setup import CHECKPOINTS, claimed_folder, identify, prepare, read_sources
-from codinet.train.splits import SplitEvaluator
+from codinet.train.splits import SplitEvaluator, augmentation_of
 from codinet.train.stages import Stage, decay_scale, stages_of
 from codinet.train.step import Step, Task
 
@@ -102,6 +103,7 @@ class _Training:
     ) -> None:
         self.out, self.dataset, self.device, self.resume = out, dataset, device, resume
         self.reporter, self.world = reporter, world
+        self.skipped: set[str] = set()  # damaged image files that were reported
         self.execution = execution = execution.resolve(device, world)
         self.sources = world.on_rank0(lambda: read_sources(config, out, resume=resume))
         self.config = config = self.sources.record_in(config)
@@ -116,6 +118,7 @@ class _Training:
                 world,
                 sync_bn=execution.sync_bn,
                 loader=execution.loader,
+                resume=resume,
             )
         )
         if world.size > 1:
@@ -123,14 +126,14 @@ class _Training:
         self.model, self.splits, self.controller = setup.model, setup.splits, setup.controller
         self.evaluator = SplitEvaluator(setup.table, device, world)
         assert config.schedule.batch is not None
+        augmentation = augmentation_of(config, dataset)
         self.task = Task(
             self.model,
-            self.splits.train.window(config.schedule.batch // world.size),
+            self.splits.train.window(config.schedule.batch // world.size, augmentation),
             setup.table,
             config,
+            augmentation,
             self.controller,
-            pad=dataset.pad,
-            flip=dataset.flip,
             amp=bool(execution.amp),
             world=world,
             teacher=setup.teacher,
@@ -148,8 +151,10 @@ class _Training:
         return self.folder, self.evaluator.evaluate(self.model, self.splits.test)
 
     def _claim(self) -> AbstractContextManager[RunWriter]:
-        environment = describe(self.device) | ({} if self.world.size == 1 else {"processes": self.world.size})
-        return claimed_folder(self.out, self.config, self.setup.data, environment, resume=self.resume)
+        environment = describe(self.device) | library_versions(self.config.network.arch)
+        environment |= {} if self.world.size == 1 else {"processes": self.world.size}
+        groups = self.model.groups
+        return claimed_folder(self.out, self.config, self.setup.data, environment, groups, resume=self.resume)
 
     def _require_same_data(self) -> None:
         if self.folder.data.sha256 != self.setup.data.sha256:
@@ -164,7 +169,9 @@ class _Training:
         if found.tensors:
             checkpoint.restore(found, self.model, self.controller)
         else:
-            self.sources.start.require()
+            self.sources.require_initial()
+            if self.setup.missing is not None:
+                raise UserError(self.setup.missing)
         self.sources.teacher.require()
         self.rows = start.rows
         self._announce(start)
@@ -173,7 +180,8 @@ class _Training:
             new = (
                 "does not fit; initialising a new one" if parts == "classifier" else "do not fit; initialising new ones"
             )
-            self.reporter.warn(f"The {parts} of {self.config.extra.start} {new}.")
+            extra = self.config.extra
+            self.reporter.warn(f"The {parts} of {extra.start or extra.weights or 'the published weights'} {new}.")
         if found.tensors and found.processes != self.world.size:
             self.reporter.warn(
                 f"The number of processes changed from {found.processes} to {self.world.size}; random views and noise "
@@ -201,14 +209,17 @@ class _Training:
         verb = "Resuming" if done else "Training"
         budget = f" to {self.controller.budget:g} of its static cost" if self.controller else ""
         data, (_, height, width) = self.dataset, self.dataset.image_shape
+        crop = "" if data.crop == 1 else f", crop {data.crop:g}"
+        crop += ", views of random parts" if self.task.augmentation.min_area else ""
         self.reporter.begin(
             f"{verb} {self.config.network.arch} on {data.name}{budget}: {len(data.train):,} training and "
-            f"{len(data.test):,} test images, {len(data.classes)} classes, {height}×{width}\n"
+            f"{len(data.test):,} test images, {len(data.classes)} classes, {height}×{width}{crop}\n"
             f"{self.setup.table.static_macs / 1e6:.2f} M MACs static, {total} steps in {self.folder.path}",
             steps=total,
             done=done,
             evaluation=self._evaluation_cost(),
         )
+        self._report_damaged()
 
     def _evaluation_cost(self) -> float:
         """The images of an epoch's evaluations relative to those of its steps, where a backward pass counts twice."""
@@ -223,7 +234,7 @@ class _Training:
         step, self.execution = built.step, built.execution
         if start.tensors:
             checkpoint.restore_step(start, step, seed=self.config.seed)
-        elif number == 0 and self.sources.start.source:
+        elif number == 0 and (self.sources.given_initial or self.config.extra.pretrained):
             self._save(Position(), step)  # from here on, the start network is not needed any more
         self.saved_at = time.monotonic()
         self.model.train()
@@ -239,11 +250,15 @@ class _Training:
     def _run_epoch(self, number: int, epoch: int, first: int, built: BuiltStep) -> None:
         step, stage, steps = built.step, self.stages[number], self.splits.steps
         size = len(step.index_L)
-        order = epoch_order(len(self.splits.train), seed=self.config.seed, epoch=number * 100_000 + epoch)
-        shards = order[: steps * self.world.size * size].unflatten(0, (steps, self.world.size, size))
-        for i, index_L in enumerate(self.splits.train.deliver(shards[first:, self.world.rank]), start=first):
+        unique = number * 100_000 + epoch  # over both stages
+        images, seed = self.splits.train_images, self.config.seed
+        order = image_order(images, seed=seed, epoch=unique, batch=self.world.size * size)
+        batches = order.unflatten(0, (steps, self.world.size, size))[:, self.world.rank]
+        step.epoch.fill_(unique)
+        for i, index_L in enumerate(self.splits.train.deliver(batches[first:], unique), start=first):
             done = epoch + i / steps
             step.index_L.copy_(index_L)
+            step.image_L.copy_(index_L if isinstance(self.splits.train, Resident) else batches[i])
             step.lr.fill_(stage.lr_at(done))
             step.decay_scale.fill_(decay_scale(done / stage.epochs))
             if self.controller and stage.path_losses:
@@ -277,6 +292,18 @@ class _Training:
                 cost_at = estimated_cost(self.setup.table, plain.paths.run_probability_TN)
                 self.controller.settle(networks, plain.cost_share, cost_at, progress=(epoch + 1) / stage.epochs)
         step.sums.zero_()
+        self._report_damaged()
+
+    def _report_damaged(self) -> None:
+        """Name the image files that were skipped since the last report, in any process."""
+        if self.dataset.damaged is None:
+            return
+        found = {name for names in self.world.gather(self.dataset.damaged.names()) for name in names}
+        new = sorted(found - self.skipped)
+        self.skipped |= found
+        if new:
+            more = f" and {len(new) - 5} more" if len(new) > 5 else ""
+            self.reporter.warn(f"{len(new)} damaged image files are skipped: {', '.join(new[:5])}{more}.")
 
     def _log(self, stage: Stage, epoch: int, step: Step, evaluation: Evaluation) -> None:
         means = step.means()

@@ -1,11 +1,13 @@
 """Set up a training: the runs it learns from, everything that it needs in memory, and its run folder.
 
-A run may start from the weights of another run (`--start`) and learn from a teacher (`--teacher`), each a finished run
-folder or a network of the zoo. The config records their path and the sha256 of their weights. The digest decides: a
-folder may move, but its weights must not change. An interrupted run needs its teacher to continue, but not its start.
+A run may start from the weights of another run (`--start`) or of a file (`--weights`) and learn from a teacher
+(`--teacher`). Start and teacher are finished run folders or networks of the zoo; a start may also be the weights that
+timm or torchvision publish. The config records their path and the sha256 of their weights. The digest decides: a folder
+may move, but its weights must not change. An interrupted run needs its teacher to continue, but not what it started
+from.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,20 +16,22 @@ from typing import Any, NamedTuple
 import torch
 
 from codinet import files
-from codinet.config import ExtraConfig, NetworkConfig, RunConfig, first_difference, flat, to_dict
+from codinet.config import ExtraConfig, ModelConfig, NetworkConfig, RunConfig, first_difference, flat, to_dict
 from codinet.cost import CostTable, block_costs
 from codinet.data.batches import Loader
 from codinet.data.catalogue import KNOWN
 from codinet.data.dataset import Dataset
 from codinet.errors import UserError
-from codinet.model import CoDiNet, RoutedNetwork
+from codinet.model import RoutedNetwork
+from codinet.networks import build, load_library_weights, load_parts, pretrained_weights, read_weights
 from codinet.run_reader import DataInfo, trained_network
 from codinet.runs import RunWriter, open_run
+from codinet.specs import TIMM, TORCHVISION
 from codinet.thresholds import require_reach
 from codinet.train import checkpoint
 from codinet.train.budget import BudgetController
 from codinet.train.checkpoint import RunIdentity
-from codinet.train.distributed import World
+from codinet.train.distributed import World, synchronised
 from codinet.train.extras import Teacher
 from codinet.train.splits import Splits, split_data
 from codinet.train.stages import stages_of
@@ -49,12 +53,20 @@ class Source(NamedTuple):
         return trained_network(self.data.model_config(self.network), self.tensors, self.path)
 
 
+class WeightsFile(NamedTuple):
+    """Weights by the names of the network's library, of a file or published."""
+
+    path: str
+    sha256: str
+    tensors: dict[str, torch.Tensor]
+
+
 class SourceFlag(NamedTuple):
-    """The value of --start or --teacher: what the config records, and the source or why it cannot be read."""
+    """The value of --start, --teacher or --weights: what the config records; the source, or why it cannot be read."""
 
     path: str | None = None
     sha256: str | None = None
-    source: Source | None = None
+    source: Any = None  # `Source` or `WeightsFile`
     missing: str | None = None
 
     def require(self) -> None:
@@ -68,18 +80,24 @@ class Sources(NamedTuple):
 
     start: SourceFlag
     teacher: SourceFlag
+    weights: SourceFlag
 
     def record_in(self, config: RunConfig) -> RunConfig:
         """Return the config with the paths and digests of the sources."""
-        (start, start_sha256, *_), (teacher, teacher_sha256, *_) = self
-        extra = replace(
-            config.extra,
-            start=start,
-            start_sha256=start_sha256,
-            teacher=teacher,
-            teacher_sha256=teacher_sha256,
-        )
-        return replace(config, extra=extra)
+        recorded: dict[str, Any] = {}
+        for name, flag in self._asdict().items():
+            recorded |= {name: flag.path, f"{name}_sha256": flag.sha256}
+        return replace(config, extra=replace(config.extra, **recorded))
+
+    @property
+    def given_initial(self) -> bool:
+        """Whether a source has the initial weights."""
+        return self.start.source is not None or self.weights.source is not None
+
+    def require_initial(self) -> None:
+        """Raise a `UserError` if the source of the initial weights cannot be read."""
+        self.start.require()
+        self.weights.require()
 
 
 def read_sources(config: RunConfig, out: Path, *, resume: bool) -> Sources:
@@ -87,21 +105,20 @@ def read_sources(config: RunConfig, out: Path, *, resume: bool) -> Sources:
     extra, old = config.extra, ExtraConfig()
     if resume and (out / "config.json").exists():
         old = open_run(out).config.extra
-    return Sources(
-        _find("start", (extra.start, extra.start_sha256), (old.start, old.start_sha256), out),
-        _find("teacher", (extra.teacher, extra.teacher_sha256), (old.teacher, old.teacher_sha256), out),
-    )
+    readers: dict[str, Callable[[str], Source | WeightsFile]]
+    readers = {"start": _read_start, "teacher": _read, "weights": _read_file}
+    return Sources(**{name: _find(name, extra, old, out, read) for name, read in readers.items()})
 
 
 def _find(
-    name: str, given: tuple[str | None, str | None], recorded: tuple[str | None, str | None], out: Path
+    name: str, extra: ExtraConfig, old: ExtraConfig, out: Path, read: Callable[[str], Source | WeightsFile]
 ) -> SourceFlag:
-    """`recorded` is what the config of the started run holds."""
-    (path, pinned), (old_path, old_sha256) = given, recorded
+    """`old` is what the config of the started run holds."""
+    (path, pinned), (old_path, old_sha256) = ((getattr(of, name), getattr(of, f"{name}_sha256")) for of in (extra, old))
     if path is None:
         return SourceFlag()
     try:
-        source = _read(path)
+        source = read(path)
     except UserError as error:
         message = f"--{name} {path} cannot be used: {error}"
         if old_sha256 is None or old_path != path:
@@ -116,59 +133,57 @@ def _find(
     return SourceFlag(path if old_path is None else old_path, source.sha256, source)
 
 
+def _read_start(path: str) -> Source | WeightsFile:
+    """A run, or `timm:NAME` or `torchvision:NAME`: the weights that the library publishes."""
+    if not path.startswith((f"{TIMM}:", f"{TORCHVISION}:")):
+        return _read(path)
+    tensors = pretrained_weights(ModelConfig(arch=path))
+    return WeightsFile(path, files.sha256(files.pack_tensors(tensors)), tensors)
+
+
 def _read(path: str) -> Source:
     run = open_run(path)
     tensors = run.load_tensors()
     return Source(path, files.sha256_of(run.weights_file), run.config.network, run.data, tensors)
 
 
-def load_start(source: Source, model: RoutedNetwork) -> list[str]:
-    """Initialise a network with the weights of another run.
-
-    Routers and classifier are loaded if they fit completely. Everything else must fit.
-
-    Returns:
-        Which of "routers" and "classifier" both networks have but do not fit, and so keep their initial values.
-    """
-    own = model.state_dict()
-    reinitialised = []
-    loaded: dict[str, torch.Tensor] = {}
-    for part in ("", "routers", "classifier"):
-        ours, theirs = ({name: t for name, t in of.items() if _part(name) == part} for of in (own, source.tensors))
-        odd = sorted(name for name in {*ours, *theirs} if _shape(ours, name) != _shape(theirs, name))
-        if not odd:
-            loaded |= theirs
-        elif part:
-            reinitialised += [part] if ours and theirs else []
-        else:
-            raise UserError(
-                f"--start {source.path} holds a {source.network.arch} that does not fit this network: {odd[0]} "
-                "differs; use a run of the same architecture and number of channels."
-            )
-    model.load_state_dict(own | loaded)
-    return reinitialised
+def _read_file(path: str) -> WeightsFile:
+    file = Path(path)
+    tensors = read_weights(file)
+    return WeightsFile(path, files.sha256_of(file), tensors)
 
 
-def _part(name: str) -> str:
-    """The part of the network that a tensor belongs to; "" is the part that must fit."""
-    return "routers" if name.startswith("routers.") else "classifier" if name.startswith("fc.") else ""
-
-
-def _shape(tensors: dict[str, torch.Tensor], name: str) -> torch.Size | None:
-    return tensors[name].shape if name in tensors else None
+def _load_initial(model: RoutedNetwork, sources: Sources, extra: ExtraConfig) -> list[str]:
+    """Load the initial weights that the settings name; return the parts that do not fit and stay as they are."""
+    start = sources.start.source
+    if isinstance(start, WeightsFile):
+        return load_library_weights(model, start.tensors, f"--start {start.path}")
+    if start:
+        try:
+            return load_parts(model, start.tensors, f"--start {start.path}, a {start.network.arch},")
+        except UserError as error:
+            hint = "use a run of the same architecture and number of channels."
+            raise UserError(f"{str(error).rstrip('.')}; {hint}") from error
+    if sources.weights.source:
+        weights = sources.weights.source
+        return load_library_weights(model, weights.tensors, f"--weights {weights.path}")
+    if extra.pretrained and model.config is not None:
+        return load_library_weights(model, pretrained_weights(model.config), "--pretrained")
+    return []
 
 
 @dataclass(frozen=True)
 class Prepared:
     """What a training needs in memory before it creates its run folder."""
 
-    model: CoDiNet
+    model: RoutedNetwork
     data: DataInfo
     splits: Splits
     table: CostTable
     controller: BudgetController | None
     teacher: Teacher | None
-    reinitialised: list[str]  # parts of the start network that do not fit
+    reinitialised: list[str]  # parts of the initial weights that do not fit
+    missing: str | None  # why published weights cannot be loaded, in a run that may not need them any more
 
 
 def prepare(
@@ -180,40 +195,49 @@ def prepare(
     *,
     sync_bn: bool = False,
     loader: Loader = "auto",
+    resume: bool = False,
 ) -> Prepared:
     """Build the network, its cost table, the splits, the budget controller and the teacher.
 
-    Settings that cannot work are a `UserError`. Draws the initial weights from the config's seed.
+    Settings that cannot work are a `UserError`. Draws the initial weights from the config's seed. With `resume`,
+    published weights may be missing, because a checkpoint may have the weights.
     """
     if sync_bn and device.type != "cuda":
         raise UserError(f"--sync-bn requires GPUs, and this training runs on {device.type}.")
     splits = split_data(config, dataset, device, world, loader)
     data = DataInfo.of(dataset)
     torch.manual_seed(config.seed)
-    model = CoDiNet(data.model_config(config.network)).to(device)
+    model = build(data.model_config(config.network)).to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    start, taught_by = sources.start.source, sources.teacher.source
-    reinitialised = load_start(start, model) if start else []
+    taught_by = sources.teacher.source
+    reinitialised, missing = [], None
+    try:
+        reinitialised = _load_initial(model, sources, config.extra)
+    except UserError as error:
+        if not (resume and config.extra.pretrained):
+            raise
+        missing = str(error)
     teacher = Teacher(taught_by.build(), taught_by.data, dataset, device) if taught_by else None
     table, budget, controller = block_costs(model, dataset.image_shape), config.losses.budget, None
     if config.network.routed and budget is not None:
         require_reach(table, budget, config.network.arch)
         controller = BudgetController(budget, steps=stages_of(config)[0].epochs * splits.steps, device=device)
     return Prepared(
-        torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) if sync_bn else model,
+        synchronised(model) if sync_bn else model,
         data,
         splits,
         table,
         controller,
         teacher,
         reinitialised,
+        missing,
     )
 
 
 @contextmanager
 def claimed_folder(
-    out: Path, config: RunConfig, data: DataInfo, environment: dict[str, Any], *, resume: bool
+    out: Path, config: RunConfig, data: DataInfo, environment: dict[str, Any], groups: tuple[int, ...], *, resume: bool
 ) -> Iterator[RunWriter]:
     """Create a run folder, or with `resume` open the one of the same run, and lock out other trainings.
 
@@ -224,6 +248,7 @@ def claimed_folder(
         config: The config, complete.
         data: The data that it trains on.
         environment: Device and versions, recorded in a new folder.
+        groups: The number of blocks in each group of the network, likewise.
         resume: Whether the folder may hold this run already.
     """
     _require_usable(out, resume=resume)
@@ -240,7 +265,7 @@ def claimed_folder(
             yield _reopen(out, config, data)
             return
         _require_own_checkpoints(out, identify(config, data))
-        yield RunWriter.create(out, config, data, environment)
+        yield RunWriter.create(out, config, data, environment, groups)
 
 
 def identify(config: RunConfig, data: DataInfo) -> RunIdentity:

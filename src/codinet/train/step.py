@@ -1,8 +1,8 @@
 """One optimisation step on fixed buffers: views, forward, losses, backward, update, budget, sums.
 
 Nothing here waits for the device, and no allocation depends on values there, so the same function runs eagerly and
-inside a CUDA graph. The host sets `index_L`, `lr`, `decay_scale` and the controller's target before each step, and
-reads `sums` when it needs figures.
+inside a CUDA graph. Before each step the host sets `index_L` (the images in `data`), `image_L` (the same images in the
+training split), `epoch`, `lr`, `decay_scale` and the controller's target. It reads `sums` when it needs figures.
 
 In distributed training each process takes a shard of the images of a step. Means over the batch are means over the
 shard, and the mean of the processes' gradients is that of the whole batch; diversity compares the images of all
@@ -19,15 +19,16 @@ from torch.nn import functional as F
 
 from codinet.config import ExtraConfig, LossConfig, RunConfig
 from codinet.cost import CostTable
+from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
-from codinet.data.views import random_views
 from codinet.losses import Terms, consistency, diversity, expected_cost, score_decay, total
-from codinet.model import RoutedNetwork, RoutedStep, train_only
+from codinet.model import RoutedNetwork, RoutedStep
 from codinet.records import RoutedOutput
 from codinet.relaxation import run_probability
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import World
 from codinet.train.extras import Average, Teacher, distillation
+from codinet.train.optimizer import Optimizer
 from codinet.train.stages import Stage
 
 SUMS = (
@@ -63,8 +64,7 @@ class Task:
         table: The network's cost table.
         config: A resolved config.
         controller: Sets γ; None where γ is fixed or the network static.
-        pad: Padding of random crops.
-        flip: Whether views are mirrored at random.
+        augmentation: How views of an image are made.
         amp: Whether to compute in bfloat16.
         world: The processes that train.
         teacher: The network to distil from.
@@ -74,9 +74,8 @@ class Task:
     data: Resident
     table: CostTable
     config: RunConfig
+    augmentation: Augmentation
     controller: BudgetController | None = None
-    pad: int = 0
-    flip: bool = False
     amp: bool = False
     world: World = World()  # noqa: RUF009  # immutable
     teacher: Teacher | None = None
@@ -93,39 +92,33 @@ class Step:
         assert schedule.batch % world.size == 0
         self.task, self.stage, self.speed, self.world, self.device = task, stage, speed, world, device
         self.model, self.data, self.controller = model, data, task.controller
-        self.losses, self.extra, self.views = config.losses, config.extra, schedule.views
+        self.losses, self.extra, self.views = config.losses, config.extra, task.augmentation.views
         self.path_losses = stage.path_losses and network.routed
         self.weights_N = task.table.loss_weights().to(device)
         self.run_share_N, self.base_share = share_of_blocks(task.table, device)
 
-        train_only(model, routers=stage.train_routers, backbone=True)
+        if model.routers is not None:  # parameters that the network itself froze stay so
+            model.routers.requires_grad_(stage.train_routers)
         self.parallel_model = world.data_parallel(model)
         self.average = Average(model, config.extra.ema) if config.extra.ema else None
         self.index_L = torch.zeros(schedule.batch // world.size, dtype=torch.long, device=device)
+        self.image_L = torch.zeros_like(self.index_L)
+        self.epoch = torch.zeros((), dtype=torch.long, device=device)
         self.stem, self.inputs = speed.compile(model.stem), speed.compile(_inputs)
         self.teacher = self._freeze(teacher) if teacher else None
         # Communication between processes cannot be compiled.
         self.loss_of = speed.compile(loss_of) if world.alone else loss_of
-        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.lr = torch.zeros((), device=device)
         self.decay_scale = torch.ones((), device=device)
         self.gamma = torch.full((), self.losses.gamma or 0.0, device=device)  # used without a controller
-        self.optimizer = torch.optim.SGD(
-            self.trained.values(),
-            lr=self.lr,
-            momentum=schedule.momentum,
-            weight_decay=schedule.weight_decay,
-            fused=device.type in ("cpu", "cuda"),
-        )
-        for parameter in self.trained.values():
-            # Made here and not by the first step, so that a graph and a checkpoint find them.
-            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.optimizer = Optimizer(model, schedule, self.lr)
+        self.trained = self.optimizer.trained
         self.sums = torch.zeros(len(SUMS), device=device)
         self.nonfinite = torch.full((2,), -1.0, device=device)  # step and term of the first loss that is not finite
 
-    def momentum(self) -> dict[str, torch.Tensor]:
-        """SGD's buffers, by the names of the parameters."""
-        return {name: self.optimizer.state[p]["momentum_buffer"] for name, p in self.trained.items()}
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """The tensors of the optimiser, by kind and name of the parameter."""
+        return self.optimizer.state()
 
     def averaged(self) -> dict[str, torch.Tensor]:
         """The state of the averaged network; empty if there is none."""
@@ -138,9 +131,7 @@ class Step:
 
     def __call__(self) -> None:
         task = self.task
-        inputs_BCHW, labels_B = self.inputs(
-            self.data, self.index_L, self.views, pad=task.pad, flip=task.flip, blank=self.extra.cutout
-        )
+        inputs_BCHW, labels_B = self.inputs(task.augmentation, self.data, self.index_L, self.image_L, self.epoch)
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if task.amp else nullcontext():
             teacher_BK = self._teacher_logits(inputs_BCHW)
             output = self.parallel_model(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
@@ -158,7 +149,7 @@ class Step:
             gather_rows=self.world.gather_rows if self.path_losses else None,
             teacher_BK=teacher_BK,
         )
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         if self.average is not None:
@@ -179,7 +170,7 @@ class Step:
         model, fast = teacher.model, None
         if self.speed.freeze is not None:
             own = torch.Generator(self.device).manual_seed(0)  # leaves the random numbers of training unchanged
-            shape = len(self.index_L) * self.views, *self.data.images_NCHW.shape[1:]
+            shape = len(self.index_L) * self.views, self.data.images_NCHW.shape[1], *self.task.augmentation.size
             fast = self.speed.freeze(model, torch.randn(shape, generator=own, device=self.device))
         if fast is not None:
             return lambda inputs_BCHW: fast(teacher.prepare(inputs_BCHW))
@@ -208,11 +199,12 @@ class Step:
 
 
 def _inputs(
-    data: Resident, index_L: torch.Tensor, views: int, *, pad: int, flip: bool, blank: int
+    augmentation: Augmentation, data: Resident, index_L: torch.Tensor, image_L: torch.Tensor, epoch: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of the images with these indices, and a label for each view."""
-    images_LCHW, labels_L = data.take(index_L)
-    return random_views(images_LCHW, views, pad=pad, flip=flip, blank=blank), labels_L.repeat_interleave(views)
+    images, labels_L = data.take(index_L)
+    views_BCHW = augmentation.make_views(images, image_L, epoch, ready=data.views is not None)
+    return views_BCHW, labels_L.repeat_interleave(augmentation.views)
 
 
 def loss_of(

@@ -21,9 +21,7 @@ def require_tensorboard() -> None:
     try:
         import tensorboard  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            "--tensorboard requires tensorboard; install it with pip install 'codinet[tensorboard]'."
-        ) from error
+        raise UserError("--tensorboard requires tensorboard; install it with pip install tensorboard.") from error
 
 
 class TensorBoard(Reporter):

@@ -13,12 +13,11 @@ from types import NoneType
 from typing import Any
 
 from codinet import files
-from codinet.backbones import ARCHITECTURES
 from codinet.config import RunConfig, from_dict, resolve, to_dict
 from codinet.cost import CostTable
 from codinet.errors import UserError, shown
-from codinet.evaluate import FIGURES, impossible_figure
-from codinet.run_reader import CurvePoint, DataInfo
+from codinet.evaluate import FIGURES, TOP5, impossible_figure
+from codinet.run_reader import CurvePoint, DataInfo, read_groups
 
 FORMAT = 1
 RESTORE = "restore it, or install codinet again."
@@ -52,6 +51,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "sha256": (str,),  # of the weights' file
     "bytes": (int,),
 }
+GROUPS = "groups"  # an optional entry: the number of blocks in each group of a network that is not codinet's own
 CURVE = "curve"  # an optional entry: accuracy and cost at several thresholds, [threshold, accuracy, cost_share, n] each
 
 
@@ -97,7 +97,7 @@ class Card:
         ):
             if self[key] != value:
                 raise UserError(f"{key} is {shown(self[key])}, but {shown(value)} in the recipe.")
-        blocks = ARCHITECTURES[network.arch].blocks
+        blocks = sum(self.groups())
         invalid = impossible_figure(self.content, blocks) or impossible_figure(self["as_trained"], blocks)
         if invalid is not None:
             raise UserError(f"{invalid} is invalid.")
@@ -135,7 +135,7 @@ class Card:
 
     def figures(self) -> dict[str, Any]:
         """The results on the test images, with the weights as they are loaded."""
-        return {key: self[key] for key in FIGURES}
+        return {key: self[key] for key in (*FIGURES, TOP5) if key in self.content}
 
     def config(self) -> RunConfig:
         """The config of the training; settings that the card lacks get their defaults."""
@@ -164,6 +164,10 @@ class Card:
         if any(one.threshold >= other.threshold for one, other in pairwise(points)):
             raise UserError("curve must have ascending thresholds.")
         return points
+
+    def groups(self) -> tuple[int, ...]:
+        """The number of blocks in each group of the network."""
+        return read_groups(self.content.get(GROUPS), self["arch"])
 
     def environment(self) -> dict[str, Any]:
         """Where it was trained, and its name in the zoo."""

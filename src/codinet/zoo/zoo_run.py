@@ -61,7 +61,7 @@ class ZooRun(RunReader):
         if columns is None:
             raise UserError(f"{self.path} comes without a path table; codinet analyze {self.path} makes one.")
         try:
-            return path_table(columns, self.config.network, self.data)
+            return path_table(columns, sum(self.groups), self.data)
         except UserError as error:
             why = str(error).rstrip(".")
             raise files.DamagedError(f"{self.file} has the path table of another network ({why}); {RESTORE}") from error
@@ -91,7 +91,8 @@ def open_zoo(name: str) -> ZooRun:
 def open_card(card: Card, folder: Path | None = None) -> ZooRun:
     """Open the network that a card describes; `folder` is its zoo, by default `zoo_folder()`."""
     path = Path(f"{ZOO}{card.name}")
-    return ZooRun(path, card.config(), card.data_info(), card.environment(), card, weights_of(card, folder))
+    facts = card.config(), card.data_info(), card.environment(), card.groups()
+    return ZooRun(path, *facts, card, weights_of(card, folder))
 
 
 def _load_checked(card: Card, file: Path) -> dict[str, torch.Tensor]:

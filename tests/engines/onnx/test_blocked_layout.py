@@ -12,7 +12,8 @@ import onnx
 from onnx import helper
 
 from codinet.engines.onnx.blocked_layout import DOMAIN, keep_blocked
-from codinet.engines.onnx.build_graph import Graph, build
+from codinet.engines.onnx.build_graph import build
+from codinet.engines.onnx.graph_nodes import Graph
 from codinet.engines.onnx.runtime import open_session
 from codinet.model import RoutedNetwork
 
@@ -81,7 +82,9 @@ def _conditional(channels: int) -> bytes:
     runs = graph.one("Greater", graph.one("ReduceMean", "images", axes=[0, 1, 2, 3], keepdims=0), zero)
     run = conv(then, then.one("MaxPool", x, kernel_shape=[1, 1]), channels)
     skip = other.one("Identity", x)
-    (features,) = graph.add("If", runs, then_branch=then.nested([run]), else_branch=other.nested([skip]))
+    shape = [1, channels, 8, 8]
+    branches = {"then_branch": then.nested({run: shape}), "else_branch": other.nested({skip: shape})}
+    (features,) = graph.add("If", runs, **branches)
     graph.rename(features, "logits")
     return _model(graph, channels)
 

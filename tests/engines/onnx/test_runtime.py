@@ -67,7 +67,7 @@ def test_a_failed_rewriting_is_not_used(
 
 def test_rewritten_and_portable_agree(network: Make, images: torch.Tensor, assert_same: Same, tmp_path: Path) -> None:
     model, file = network(), tmp_path / "m.onnx"
-    export(model, file, DATA)  # type: ignore[arg-type]
+    export(model, file, DATA)
     before = file.read_bytes()
     rewritten, portable = OnnxEngine(file), OnnxEngine(file, portable=True)
     for threshold in (0.0, 0.3, 0.5, 1.0):
@@ -82,7 +82,7 @@ def test_rewritten_and_portable_agree(network: Make, images: torch.Tensor, asser
 def test_export_checks_the_portable_graph(network: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     monkeypatch.setattr("codinet.engines.onnx.runtime.open_blocked", lambda *given, **_flags: calls.append(given))
-    export(network(), tmp_path / "m.onnx", DATA)  # type: ignore[arg-type]
+    export(network(), tmp_path / "m.onnx", DATA)
     assert calls == []
     OnnxEngine(tmp_path / "m.onnx")
     assert len(calls) == 1

@@ -39,7 +39,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
             base = replace(base, losses=replace(base.losses, budget=budget))
         made = resolve(METHODS[method](config(base)), gpu=True)
         brief = DataInfo("CIFAR-10", ("a",) * 10, (0.5,) * 3, (0.5,) * 3, (3, 32, 32), "d" * 64)
-        folder = RunWriter.create(tmp_path / "runs" / name, made, brief, MADE)
+        folder = RunWriter.create(tmp_path / "runs" / name, made, brief, MADE, ARCHITECTURES[made.network.arch].counts)
         found = {"accuracy": 94.0, "loss": 0.2, "cost_share": budget or 1.0, "macs": 2.5e8, "paper_gmaccs": 0.29}
         blocks = ARCHITECTURES[made.network.arch].blocks
         found |= {

@@ -27,10 +27,11 @@ from codinet.checks import (
 )
 from codinet.cost import block_costs
 from codinet.engines.contract import require_finite as require_finite_weights
-from codinet.engines.onnx.build_graph import OPSET, Kind, build
+from codinet.engines.onnx.build_graph import Kind, build
+from codinet.engines.onnx.routing_nodes import router_writer
 from codinet.engines.onnx.runtime import OnnxEngine
 from codinet.errors import UserError
-from codinet.model import CoDiNet
+from codinet.model import RoutedNetwork, require_network
 from codinet.records import RoutedOutput
 from codinet.relaxation import hard, margin_limit, require_threshold
 
@@ -45,9 +46,11 @@ class ExportInfo:
     mean: Sequence[float]  # per channel, of bytes (0..255)
     std: Sequence[float]
     image_shape: tuple[int, int, int]
+    crop: float = 1.0  # fraction of the shorter side of an image that is kept, at the centre
 
     def __post_init__(self) -> None:
         channels = require_image_shape(self.image_shape)[0]
+        require_number("crop", self.crop, 0, 1, above=True)
         _require_list("classes", self.classes, str, "names")
         for name, values in (("mean", self.mean), ("std", self.std)):
             _require_list(name, values, int | float, "numbers")
@@ -58,45 +61,42 @@ class ExportInfo:
 
 
 def export(
-    model: CoDiNet,
+    model: RoutedNetwork,
     out: Path,
     data: ExportInfo,
     *,
     kind: Kind = "routed",
     path: Sequence[int] | None = None,
     threshold: float = 0.5,
-    opset: int = OPSET,
+    opset: int | None = None,
     images_BCHW: torch.Tensor | None = None,
 ) -> int:
     """Write the file `out`, checked on random images and on `images_BCHW`.
 
     Args:
-        model: A network from `create_model`.
+        model: The network.
         out: The file to write.
         data: The classes and normalisation to store in the file.
         kind: "routed" (one image, skips blocks), "masked" or "static" (any batch).
         path: The blocks that a static file runs (0 or 1 for each). Default: all.
         threshold: The default of the file's `threshold` input.
-        opset: The version of the ONNX operators.
+        opset: The version of the ONNX operators. Default: 17, or 18 for an adopted network.
         images_BCHW: Normalised images to check the file on, in addition to random ones.
 
     Returns:
         The number of images that the file was checked on.
     """
-    require_kind("model", model, CoDiNet, "a network from create_model")
+    require_network(model)
     require_kind("out", out, Path, "a Path")
     require_kind("data", data, ExportInfo, "an ExportInfo")
     require_choice("kind", kind, get_args(Kind))
     require_threshold(threshold)
-    require_whole("opset", opset, 1, 100)
+    if opset is not None:
+        require_whole("opset", opset, 1, 100)
     require_finite_weights(model)
     if images_BCHW is not None:
         require_tensor("images", images_BCHW, ("B", *data.image_shape))
         require_finite("images", images_BCHW)
-    if len(data.classes) != model.config.num_classes:
-        raise UserError(
-            f"classes must name the {model.config.num_classes} classes of the network, got {len(data.classes)} names."
-        )
     if path is not None and kind != "static":
         raise UserError(f"path is for the kind static, got the kind {kind}; leave --path out, or choose --kind static.")
     if path is not None:
@@ -107,6 +107,9 @@ def export(
             )
     model = copy.deepcopy(model).to("cpu", torch.float32).eval()  # as the file computes
     proto = build(model, data.image_shape, kind=kind, path=path, threshold=threshold, opset=opset)
+    number = proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value
+    if len(data.classes) != number:
+        raise UserError(f"classes must name the {number} classes of the network, got {len(data.classes)} names.")
     for key, value in _metadata(model, data, kind, path, threshold).items():
         proto.metadata_props.add(key=key, value=files.to_json(value))
     content = proto.SerializeToString()
@@ -118,23 +121,24 @@ def export(
 
 
 def _metadata(
-    model: CoDiNet, data: ExportInfo, kind: Kind, path: Sequence[int] | None, threshold: float
+    model: RoutedNetwork, data: ExportInfo, kind: Kind, path: Sequence[int] | None, threshold: float
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "codinet": codinet.__version__,
         "kind": kind,
-        "arch": model.config.arch,
+        "arch": type(model).__name__ if model.config is None else model.config.arch,
         **dataclasses.asdict(data),
         "cost_table": dataclasses.asdict(block_costs(model, data.image_shape)),
     }
     if kind == "static":
         return found | {"path": [1] * len(model.blocks) if path is None else list(path)}
-    return found | {"router": model.config.router, "threshold": threshold}
+    assert model.routers is not None
+    return found | {"router": router_writer(model.routers).name, "threshold": threshold}
 
 
 @torch.inference_mode()
 def check(
-    model: CoDiNet,
+    model: RoutedNetwork,
     engine: OnnxEngine,
     images_BCHW: torch.Tensor,
     *,

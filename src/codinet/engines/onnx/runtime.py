@@ -73,17 +73,19 @@ class OnnxEngine(Engine):
         kind: Kind = "routed",
         threshold: float = 0.5,
         threads: int | None = None,
+        thorough: bool = True,
     ) -> "OnnxEngine":
         """The engine of a network, without a file.
 
         Args:
-            model: A network from `create_model`.
+            model: The network.
             image_shape: Channels, height and width.
             kind: routed, masked or static.
             threshold: The run probability from which a block runs.
             threads: CPU threads. Default: as many as torch uses.
+            thorough: See `build_graph.build`.
         """
-        proto = build(model, image_shape, kind=kind)
+        proto = build(model, image_shape, kind=kind, thorough=thorough)
         about: dict[str, Any] = {"kind": kind}
         if kind == "static":
             about["path"] = [1] * len(model.blocks)

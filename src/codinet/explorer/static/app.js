@@ -28,11 +28,16 @@ async function refresh() {
   document.body.classList.add("loading");
   try {
     const answer = await latest.run((signal) =>
-      source.blob ? routeUpload(source.blob, query, signal) : routeTestImage(source.index, query, signal),
+      source.blob
+        ? routeUpload(source.blob, { ...query, cropped: source.cropped }, signal)
+        : routeTestImage(source.index, query, signal),
     );
     if (!answer) return;
     // From now on, send the scaled image that the network sees instead of the original file.
-    if (source.blob) source.blob = fromDataUrl(answer.image.picture);
+    if (source.blob) {
+      source.blob = fromDataUrl(answer.image.picture);
+      source.cropped = true;
+    }
     state.shown = source;
     showAnswer(answer);
     showError(null);

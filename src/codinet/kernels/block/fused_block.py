@@ -17,6 +17,7 @@ from codinet.kernels.block.norm_kernels import CHANNELS, mix_backward, mix_forwa
 from codinet.kernels.block.tile_sizes import Tiles, choose
 from codinet.kernels.launching import launch
 
+ADDED = 32  # weights whose gradients a program of `add_weights` sums
 PLAIN, ACTIVATED, GRADIENT = conv_kernels.PLAIN.value, conv_kernels.ACTIVATED.value, conv_kernels.GRADIENT.value
 FEATURES, MASKED, RESIDUAL = conv_kernels.FEATURES.value, conv_kernels.MASKED.value, conv_kernels.RESIDUAL.value
 
@@ -163,15 +164,14 @@ class BlockKernels:
         )
         out = torch.empty_like(weight)
         stride_out, stride_in, _, stride_tap = out.stride()
-        block = 32
         launch(
             add_weights,
-            (9 * channels * channels // block,),
+            (9 * channels * channels // ADDED,),
             *(partial, out, stride_out, stride_in, stride_tap),
             PARTS=parts,
             C=channels,
             PAIR=tiles.weight_pair,
-            BLOCK=block,
+            BLOCK=ADDED,
             ROWS=128,
             num_warps=4,
         )

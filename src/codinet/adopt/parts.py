@@ -1,0 +1,39 @@
+"""Parts that both kinds of adopted network look for or add: first and last layer, groups of blocks, routers."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from torch import nn
+
+from codinet.backbones import Block
+from codinet.errors import UserError
+from codinet.routers import ROUTERS, Routers
+
+
+def first_convolution(module: nn.Module) -> nn.Conv2d:
+    """The first convolution of a module; `UserError` if it has none."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            return part
+    raise UserError(f"The network must have a convolution, got a {type(module).__name__} without one.")
+
+
+def last_linear(module: nn.Module) -> str:
+    """The name of the last linear layer outside the routers, which is the classifier; "" if there is none."""
+    names = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    return next((name for name in reversed(names) if not name.startswith("routers.")), "")
+
+
+def count_groups(names: Sequence[str]) -> tuple[int, ...]:
+    """The number of blocks in a row that have the same parent, for each such row."""
+    parents = (name.rpartition(".")[0] for name in names)
+    return tuple(sum(1 for _ in group) for _, group in groupby(parents))
+
+
+def make_routers(router: str | None, blocks: Sequence[Block], module: nn.Module) -> Routers | None:
+    """Routers for the blocks, on the device and in the mode and dtype of the module; None without a kind of router."""
+    if router is None:
+        return None
+    weight = first_convolution(module).weight
+    routers = ROUTERS[router]([block.in_channels for block in blocks])
+    return routers.to(weight.device, weight.dtype).train(module.training)

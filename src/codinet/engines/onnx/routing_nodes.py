@@ -1,0 +1,242 @@
+"""Decisions in an ONNX graph: routers, and a branch or a mask for each block.
+
+A block is given by its `BlockWriter`, so the graphs of all networks are routed alike. Where routers read pooled
+vectors, these are kept between blocks, so that a skipped block costs nothing.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from onnx import TensorProto, numpy_helper
+from torch import nn
+
+from codinet.engines.onnx.graph_nodes import Graph, linear, pool
+from codinet.errors import UserError
+from codinet.routers import CNNRouter, FCRouter, RNNRouters, Routers, SeparateRouters, fc_routers
+
+# Routers
+
+
+class RouterWriter:
+    """Adds the routers of a network to a graph, in the order of the blocks.
+
+    Scores are kept with the skip score negated, so that a margin U[run] − U[skip] is a sum, which can be a scalar.
+    """
+
+    name: str  # as in `codinet.routers.ROUTERS`
+    pools = True  # whether routers read the pooled vector; otherwise they read the maps
+
+    def __init__(self) -> None:
+        self.signed: list[str] = []  # names, batch × 2 each
+
+    def router(self, graph: Graph, k: int, x: str) -> str:
+        """Add block k's router; returns the name of its signed scores (batch × 2)."""
+        raise NotImplementedError
+
+    def margin(self, graph: Graph, k: int, x: str, *, scalar: bool) -> str:
+        """Add block k's router; returns the name of its margin: a scalar, or batch × 1."""
+        self.signed.append(self.router(graph, k, x))
+        axes = (0, 1) if scalar else (1,)
+        return graph.one("ReduceSum", self.signed[-1], graph.integers(*axes), keepdims=int(not scalar))
+
+    def outputs(self, graph: Graph, limit: str) -> None:
+        """Add the graph outputs `scores` (batch × blocks × 2) and `path` (batch × blocks)."""
+        side_by_side = graph.one("Concat", *self.signed, axis=1)
+        signed = graph.one("Reshape", side_by_side, graph.integers(-1, len(self.signed), 2))
+        graph.rename(graph.one("Mul", signed, graph.constant(np.array([-1, 1], np.float32))), "scores")
+        margins = graph.one("ReduceSum", signed, graph.integers(2), keepdims=0)
+        graph.rename(graph.one("Cast", graph.one("GreaterOrEqual", margins, limit), to=TensorProto.FLOAT), "path")
+
+
+def _signed(graph: Graph, layer: nn.Linear, x: str) -> str:
+    """The layer that computes scores, with the skip score negated."""
+    sign = layer.weight.new_tensor([-1, 1])
+    weights = graph.constant(layer.weight * sign[:, None]), graph.constant(layer.bias * sign)
+    return graph.one("Gemm", x, *weights, transB=1)
+
+
+class FCWriter(RouterWriter):
+    name = "fc"
+
+    def __init__(self, routers: Sequence[FCRouter]) -> None:
+        super().__init__()
+        self.routers = routers
+
+    def router(self, graph: Graph, k: int, x: str) -> str:
+        router = self.routers[k]
+        return _signed(graph, router.out, graph.one("Relu", linear(graph, router.hidden, x)))
+
+
+class CNNWriter(RouterWriter):
+    name = "cnn"
+    pools = False
+
+    def __init__(self, routers: SeparateRouters) -> None:
+        super().__init__()
+        self.routers = routers
+
+    def router(self, graph: Graph, k: int, x: str) -> str:
+        router = self.routers.each[k]
+        assert isinstance(router, CNNRouter)
+        assert router.conv.bias is not None
+        weights = graph.constant(router.conv.weight), graph.constant(router.conv.bias)
+        features = graph.one("Conv", x, *weights, strides=[2, 2], pads=[1, 1, 1, 1], kernel_shape=[3, 3])
+        return _signed(graph, router.out, pool(graph, graph.one("Relu", features)))
+
+
+class RNNWriter(RouterWriter):
+    """The LSTM cell in elementary nodes, because its state goes from block to block and not along an axis."""
+
+    name = "rnn"
+
+    def __init__(self, routers: RNNRouters) -> None:
+        super().__init__()
+        self.routers = routers
+        self.state: tuple[str, str] | None = None  # hidden and cell state; None: zero
+
+    def router(self, graph: Graph, k: int, x: str) -> str:
+        embed, cell = self.routers.embed[str(self.routers.widths[k])], self.routers.lstm
+        assert isinstance(embed, nn.Linear)
+        embedded = graph.one("Relu", linear(graph, embed, x))
+        gates = graph.one(
+            "Gemm", embedded, graph.constant(cell.weight_ih), graph.constant(cell.bias_ih + cell.bias_hh), transB=1
+        )
+        if self.state is not None:
+            gates = graph.one("Gemm", self.state[0], graph.constant(cell.weight_hh), gates, transB=1)
+        sizes = graph.integers(*[cell.hidden_size] * 4)
+        input_gate, forget_gate, cell_gate, output_gate = graph.add("Split", gates, sizes, outputs=4, axis=1)
+        memory = graph.one("Mul", graph.one("Sigmoid", input_gate), graph.one("Tanh", cell_gate))
+        if self.state is not None:
+            memory = graph.one("Add", memory, graph.one("Mul", graph.one("Sigmoid", forget_gate), self.state[1]))
+        hidden = graph.one("Mul", graph.one("Sigmoid", output_gate), graph.one("Tanh", memory))
+        self.state = hidden, memory
+        return _signed(graph, self.routers.out, hidden)
+
+
+def router_writer(routers: Routers) -> RouterWriter:
+    """The writer for the routers of a network; `UserError` for routers that codinet does not know."""
+    if isinstance(routers, RNNRouters):
+        return RNNWriter(routers)
+    each = fc_routers(routers)
+    if each is not None:
+        return FCWriter(each)
+    if isinstance(routers, SeparateRouters) and all(type(router) is CNNRouter for router in routers.each):
+        return CNNWriter(routers)
+    raise UserError(f"Routers of type {type(routers).__name__} cannot be exported to ONNX.")
+
+
+# Blocks
+
+
+class BlockWriter:
+    """Adds a block to a graph.
+
+    Attributes:
+        shape: The shape of its output, without the batch.
+        channels: The channels of its output.
+    """
+
+    shape: Sequence[int]
+    channels: int
+
+    def before(self, graph: Graph, x: str) -> str:
+        """What runs in any case, before `skip` and `run`; x itself if nothing does."""
+        return x
+
+    def skip(self, graph: Graph, x: str) -> str:
+        """The output of the skipped block; x itself where nothing is computed."""
+        raise NotImplementedError
+
+    def run(self, graph: Graph, x: str) -> str:
+        """The output of the block that runs."""
+        raise NotImplementedError
+
+    def enter(self, graph: Graph, x: str) -> str:
+        """The input of `run` in a branch, from a value of the outer graph."""
+        return x
+
+    def pool(self, graph: Graph, x: str, *, in_branch: bool = False) -> str:
+        """The pooled output (batch × channels), as routers read it. `in_branch`: of a block that just ran."""
+        raise NotImplementedError
+
+    def maps(self, graph: Graph, x: str) -> str:
+        """The output as maps, as routers read it."""
+        return x
+
+
+class Features(NamedTuple):
+    """Features between two blocks, and what the next router reads: a pooled vector or maps; "" after the last block."""
+
+    x: str
+    read: str
+
+
+def limit_of(graph: Graph, threshold: float) -> str:
+    """The smallest margin that runs a block, computed from the `threshold` input, whose default is added too."""
+    graph.constants.append(numpy_helper.from_array(np.array(threshold, np.float32), "threshold"))
+    low, high = graph.constant(np.array(0, np.float32)), graph.constant(np.array(1, np.float32))
+    probability = graph.one("Clip", "threshold", low, high)
+    return graph.one("Log", graph.one("Div", probability, graph.one("Sub", high, probability)))
+
+
+def route(
+    graph: Graph,
+    blocks: Sequence[BlockWriter],
+    writer: RouterWriter,
+    start: Features,
+    limit: str,
+    *,
+    branch: bool,
+    pool_last: bool,
+) -> Features:
+    """Add all blocks with their routers, and the graph outputs `scores` and `path`.
+
+    Args:
+        graph: The main graph.
+        blocks: The blocks.
+        writer: Their routers.
+        start: The features before the first block.
+        limit: The name of the smallest margin that runs a block.
+        branch: Whether each block is a branch; otherwise it is computed and masked.
+        pool_last: Whether the pooled vector after the last block is needed.
+
+    Returns:
+        The features after the last block.
+    """
+    now = start
+    for k, block in enumerate(blocks):
+        runs = graph.one("GreaterOrEqual", writer.margin(graph, k, now.read, scalar=branch), limit)
+        pools = writer.pools and (k + 1 < len(blocks) or pool_last)
+        step = _branch if branch else _mask
+        now = step(graph, k, block, runs, now, pools)
+        if not writer.pools and k + 1 < len(blocks):
+            now = Features(now.x, block.maps(graph, now.x))
+    writer.outputs(graph, limit)
+    return now
+
+
+def _branch(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, pools: bool) -> Features:
+    """An `If` that returns the next features and, where routers pool, the pooled vector, which a skip keeps."""
+    then, other = Graph(graph.opset, f"run{k}_"), Graph(graph.opset, f"skip{k}_")
+    x = block.before(graph, now.x)
+    ran = [block.run(then, block.enter(then, x))]
+    shortcut = block.skip(other, x)
+    skipped = [other.one("Identity", shortcut) if shortcut == x else shortcut]
+    shapes = [[1, *block.shape]]
+    if pools:
+        ran.append(block.pool(then, ran[0], in_branch=True))
+        skipped.append(other.one("Identity", now.read) if shortcut == now.x else block.pool(other, shortcut))
+        shapes.append([1, block.channels])
+    branches = (dict(zip(names, shapes, strict=True)) for names in (ran, skipped))
+    then_branch, else_branch = (nested.nested(outputs) for nested, outputs in zip((then, other), branches, strict=True))
+    names = graph.add("If", runs, outputs=len(ran), then_branch=then_branch, else_branch=else_branch)
+    return Features(names[0], names[1] if pools else "")
+
+
+def _mask(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, pools: bool) -> Features:
+    """Compute both, select one per image."""
+    x = block.before(graph, now.x)
+    mask = graph.one("Unsqueeze", runs, graph.integers(*range(2, 1 + len(block.shape))))
+    x = graph.one("Where", mask, block.run(graph, x), block.skip(graph, x))
+    return Features(x, block.pool(graph, x) if pools else "")
