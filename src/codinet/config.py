@@ -26,7 +26,7 @@ PARTS = ("data", "network", "losses", "schedule", "extra")  # of a RunConfig, ea
 # Entries that older config files lack; they get their defaults.
 _ADDED_LATER = frozenset(
     {"cutout", "extra", "milestones", "watch", "crop", "blocks", "drop_path", "optimizer", "decay_norms", "clip"}
-    | {"pretrained", "weights", "weights_sha256", "view", "min_area", "on_damaged"}
+    | {"pretrained", "weights", "weights_sha256", "view", "min_area", "on_damaged", "grow_from", "accumulate"}
 )
 
 
@@ -45,6 +45,9 @@ class DataConfig:
     resized crops). By default, "auto", resized for image folders above 64 pixels and padded otherwise."""
     min_area: float = 0.25
     """With --view resized, the smallest part of an image that a view shows, as a fraction of its area."""
+    grow_from: int | None = None
+    """With --view resized, the side length in pixels of the first views, e.g. 128. It grows to that of the images over
+    the first 0.7 of stage 1, which saves time. Default: all views have the size of the images."""
     on_damaged: Literal["stop", "skip"] = "stop"
     """What to do with image files that cannot be read: stop, or skip them and say which."""
     holdout: int = 0
@@ -129,6 +132,9 @@ class ScheduleConfig:
     own; 64 elsewhere."""
     views: int = 2
     """Augmented views of each image per step (M)."""
+    accumulate: int = 1
+    """Parts in which the images of a step are processed one after the other; their gradients are added. Needs less
+    memory. BatchNorm and the diversity loss see one part at a time."""
     lr: float = 0.1
     """Initial learning rate of stage 1."""
     finetune_lr: float = 0.01
@@ -372,6 +378,12 @@ def _check(config: RunConfig) -> None:
         ),
         (0 < data.min_area <= 1, f"--min-area must be above 0 and at most 1, got {data.min_area:g}."),
         (data.image_size is None or data.image_size >= 8, f"--image-size must be 8 or more, got {data.image_size}."),
+        (data.grow_from is None or data.grow_from >= 8, f"--grow-from must be 8 or more, got {data.grow_from}."),
+        (data.grow_from is None or data.view != PADDED, "--grow-from requires --view resized."),
+        (
+            schedule.accumulate >= 1 and (schedule.batch or 0) % schedule.accumulate == 0,
+            f"--accumulate must divide --batch {schedule.batch}, got {schedule.accumulate}.",
+        ),
     ]
     for valid, sentence in rules:
         if not valid:

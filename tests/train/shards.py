@@ -111,6 +111,7 @@ def main(folder: Path, world: World) -> None:
         done |= take(step, number, f"joint{number}", world)
     done |= take(make_step(model, data, world, paths="noised"), 0, "noised", world)
     done |= take(make_step(model, data, world, stage=1), 0, "finetune", world)
+    done |= take(make_step(model, data, world, stage=1, accumulate=2), 0, "finetune-parts", world)
     done |= take(make_step(library_network(), data, world, **LIBRARY), 0, "library", world)
     done |= {f"own.{name}": buffer.clone() for name, buffer in model.named_buffers()}
     world.average_statistics(model)

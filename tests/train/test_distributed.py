@@ -84,18 +84,19 @@ def by_hand(shards: ModuleType, done: Done, name: str, number: int, *, gamma: fl
     """Gradients and figures of a step: each half through the network by itself, losses of both halves joined."""
     library = name == "library"
     model, data = shards.library_network() if library else shards.network(), shards.digits()
-    step = shards.make_step(model, data, World(), stage=1 if name == "finetune" else 0)
+    step = shards.make_step(model, data, World(), stage=1 if name.startswith("finetune") else 0)
     model.load_state_dict(part(done, f"{name}.weight."))
     outputs = []
     for rank, index_L in enumerate(torch.arange(shards.IMAGES).view(2, -1) + number * shards.IMAGES):
         torch.manual_seed(100 * number + rank)
-        images_BCHW = random_views(data.take(index_L)[0], 2, pad=1, flip=False)
-        outputs.append(model(images_BCHW, decide=step.stage.decide))
+        for part_L in index_L.chunk(2 if name.endswith("parts") else 1):
+            images_BCHW = random_views(data.take(part_L)[0], 2, pad=1, flip=False)
+            outputs.append(model(images_BCHW, decide=step.stage.decide))
     logits_BK, scores_BN2, path_BN = (torch.cat(column) for column in zip(*outputs, strict=True))
     labels_B = data.labels_N[number * shards.IMAGES :][: shards.IMAGES].repeat_interleave(2)
     figures = {"classification": F.cross_entropy(logits_BK, labels_B)}
     loss = figures["classification"]
-    if name != "finetune":
+    if not name.startswith("finetune"):
         paths_BN = path_BN if name == "noised" else run_probability(scores_BN2)
         paths_LMN = paths_BN.unflatten(0, (-1, 2))
         figures["consistency"] = consistency(paths_LMN, margin=0.01)
@@ -116,13 +117,21 @@ def by_hand(shards: ModuleType, done: Done, name: str, number: int, *, gamma: fl
     return dict(zip(step.trained, gradients, strict=True)), {key: value.detach() for key, value in figures.items()}
 
 
-STEPS = [("joint0", 0), ("joint1", 1), ("joint2", 2), ("noised", 0), ("finetune", 0), ("library", 0)]
+STEPS = [
+    ("joint0", 0),
+    ("joint1", 1),
+    ("joint2", 2),
+    ("noised", 0),
+    ("finetune", 0),
+    ("finetune-parts", 0),
+    ("library", 0),
+]
 
 
 @pytest.mark.parametrize(("name", "number"), STEPS)
 def test_gradients_are_those_of_one_process(ranks: list[Done], shards: ModuleType, name: str, number: int) -> None:
     steps = part(ranks[0], f"{name}.")
-    gamma = 0.0 if name == "finetune" else steps["sums"][SUMS.index("gamma")].item()
+    gamma = 0.0 if name.startswith("finetune") else steps["sums"][SUMS.index("gamma")].item()
     expected, figures = by_hand(shards, ranks[0], name, number, gamma=gamma)
     for done in ranks:
         found = part(done, f"{name}.gradient.")

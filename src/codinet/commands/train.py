@@ -82,6 +82,8 @@ class Args:
     """Compute in bfloat16, losses in float32. Default: on CUDA."""
     kernels: tyro.conf.DisallowNone[bool | None] = None
     """With --compile and --amp, use fused kernels for narrow blocks. Default: on CUDA."""
+    recompute: tyro.conf.DisallowNone[bool | None] = None
+    """Recompute the features inside blocks in the backward pass, which needs less memory and more time."""
     sync_bn: tyro.conf.DisallowNone[bool | None] = None
     """Under torchrun on GPUs, normalise by the batches of all processes together."""
     loader: Literal["auto", "resident", "stream"] | None = None
@@ -147,7 +149,9 @@ def _train(args: Args, typed: Args, device: "torch.device", world: "World") -> d
 
     if args.tensorboard:
         world.on_rank0(require_tensorboard)
-    execution = Execution(args.compile, args.amp, args.kernels, bool(args.sync_bn), args.loader or "auto")
+    execution = Execution(
+        args.compile, args.amp, args.kernels, bool(args.recompute), bool(args.sync_bn), args.loader or "auto"
+    )
     amp = bool(execution.resolve(device, world).amp)
     config, dataset, remarks = world.on_every_rank(lambda: _load(args, device, amp, world))
     out = args.out or Path("runs") / _folder_name(config)

@@ -4,12 +4,15 @@ All of it is optional and changes only speed and rounding. Whatever fails is rep
 `build_step` is the one place that builds the step of a training.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
 from codinet import cuda_graphs
 from codinet.data.batches import Loader
@@ -36,6 +39,8 @@ class Execution:
         compile: Compile the step and, on CUDA, capture it in a graph. Default: on CUDA.
         amp: Compute in bfloat16, losses in float32. Default: on CUDA.
         kernels: With both, use our own kernels for narrow blocks. Default: on CUDA.
+        recompute: Recompute the features inside blocks in the backward pass instead of keeping them. Needs less memory
+            and more time; the weights are the same. The step is not captured, and our own kernels are not used.
         sync_bn: In distributed training on GPUs, normalise by the batches of all processes.
         loader: Where training images are kept; changes nothing but speed.
     """
@@ -43,6 +48,7 @@ class Execution:
     compile: bool | None = None
     amp: bool | None = None
     kernels: bool | None = None
+    recompute: bool = False
     sync_bn: bool = False
     loader: Loader = "auto"
 
@@ -54,7 +60,7 @@ class Execution:
             self,
             compile=compile,
             amp=amp,
-            kernels=kernels and amp and available(device),
+            kernels=kernels and amp and available(device) and not self.recompute,
             sync_bn=self.sync_bn and world.size > 1,
         )
 
@@ -87,7 +93,7 @@ def build_step(task: Task, stage: Stage, execution: Execution, warn: Callable[[s
         what = "The fused kernels" if execution.kernels else "Compiling or capturing the step"
         warn(f"{what} failed ({reasons[0]}); continuing without.")
         execution = replace(execution, kernels=False, compile=execution.kernels)
-    step = Step(task, stage)
+    step = Step(task, stage, _recomputing(Speed(), task.model) if execution.recompute else Speed())
     return BuiltStep(step, step, execution)
 
 
@@ -96,12 +102,40 @@ def _try_build(task: Task, stage: Stage, execution: Execution) -> tuple[BuiltSte
     try:
         # Compiled code cannot contain the exchange of BatchNorm's statistics.
         speed = Speed() if execution.sync_bn else fused() if execution.kernels else compiled()
-        step = Step(task, stage, speed)
-        return BuiltStep(step, capture(step) if step.device.type == "cuda" else step, execution), None
+        step = Step(task, stage, _recomputing(speed, task.model) if execution.recompute else speed)
+        # The random numbers of a captured step cannot be set back to compute a block again.
+        captured = step.device.type == "cuda" and not execution.recompute
+        return BuiltStep(step, capture(step) if captured else step, execution), None
     except UserError:
         raise
     except Exception as error:  # a compiler may raise anything, and training does not depend on it
         return None, first_line(error)
+
+
+def _recomputing(speed: Speed, model: RoutedNetwork) -> Speed:
+    """The same, but each block keeps its input only and is computed again in the backward pass."""
+    step = speed.block or routed_step
+    norms = [part for part in model.modules() if isinstance(part, _NormBase) and part.track_running_stats]
+    return speed._replace(
+        block=partial(checkpoint, step, use_reentrant=False), backward=partial(_without_statistics, norms)
+    )
+
+
+@contextmanager
+def _without_statistics(norms: Sequence[_NormBase]) -> Iterator[None]:
+    """Keep the second computation of blocks from changing the running statistics of their BatchNorms."""
+    momenta = [norm.momentum for norm in norms]
+    counters = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
+    counted = [counter.clone() for counter in counters]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for counter, number in zip(counters, counted, strict=True):
+            counter.copy_(number)
 
 
 def compiled() -> Speed:

@@ -12,7 +12,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -127,6 +127,10 @@ class World:
         # the argument differs between versions of torch.
         wrapped.broadcast_buffers = False
         return wrapped
+
+    def keep_gradients(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Within this context, backward passes of a network of `data_parallel` add up gradients in each process."""
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
     def average_statistics(self, model: nn.Module) -> None:
         """Replace BatchNorm's running statistics by their mean over processes.

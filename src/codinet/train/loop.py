@@ -7,6 +7,7 @@ reports.
 
 import time
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from codinet import files
 from codinet.config import RunConfig
+from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident, image_order
 from codinet.data.dataset import Dataset
 from codinet.environment import describe, is_out_of_memory
@@ -31,7 +33,7 @@ from codinet.train.distributed import World, seed_apart
 from codinet.train.reporting import Reporter
 from codinet.train.setup import CHECKPOINTS, claimed_folder, identify, prepare, read_sources
 from codinet.train.splits import SplitEvaluator, augmentation_of
-from codinet.train.stages import Stage, decay_scale, stages_of
+from codinet.train.stages import Stage, decay_scale, stages_of, view_side
 from codinet.train.step import Step, Task
 
 SAVE_SECONDS = 300  # within long epochs, write a checkpoint at least this often
@@ -125,11 +127,10 @@ class _Training:
             seed_apart(config.seed, world.rank)
         self.model, self.splits, self.controller = setup.model, setup.splits, setup.controller
         self.evaluator = SplitEvaluator(setup.table, device, world)
-        assert config.schedule.batch is not None
         augmentation = augmentation_of(config, dataset)
         self.task = Task(
             self.model,
-            self.splits.train.window(config.schedule.batch // world.size, augmentation),
+            self._window(augmentation),
             setup.table,
             config,
             augmentation,
@@ -138,6 +139,10 @@ class _Training:
             world=world,
             teacher=setup.teacher,
         )
+
+    def _window(self, augmentation: Augmentation) -> Resident:
+        assert self.config.schedule.batch is not None
+        return self.splits.train.window(self.config.schedule.batch // self.world.size, augmentation)
 
     def run(self) -> tuple[RunFolder, Evaluation]:
         with ExitStack() as claim:
@@ -211,6 +216,8 @@ class _Training:
         data, (_, height, width) = self.dataset, self.dataset.image_shape
         crop = "" if data.crop == 1 else f", crop {data.crop:g}"
         crop += ", views of random parts" if self.task.augmentation.min_area else ""
+        if (first := self._view_size(0, 0)) != (height, width):
+            crop += f", at first {first[0]}×{first[1]}"
         self.reporter.begin(
             f"{verb} {self.config.network.arch} on {data.name}{budget}: {len(data.train):,} training and "
             f"{len(data.test):,} test images, {len(data.classes)} classes, {height}×{width}{crop}\n"
@@ -230,22 +237,41 @@ class _Training:
 
     def _run_stage(self, number: int, start: Checkpoint) -> None:
         stage = self.stages[number]
-        built = build_step(self.task, stage, self.execution, self.reporter.warn)
-        step, self.execution = built.step, built.execution
+        built = self._build_step(number, start.position.epoch)
         if start.tensors:
-            checkpoint.restore_step(start, step, seed=self.config.seed)
+            checkpoint.restore_step(start, built.step, seed=self.config.seed)
         elif number == 0 and (self.sources.given_initial or self.config.extra.pretrained):
-            self._save(Position(), step)  # from here on, the start network is not needed any more
+            self._save(Position(), built.step)  # from here on, the start network is not needed any more
         self.saved_at = time.monotonic()
         self.model.train()
         for epoch in range(start.position.epoch, stage.epochs):
             first = start.position.step if epoch == start.position.epoch else 0
+            if built.step.task.augmentation.size != self._view_size(number, epoch):
+                carried = {name: tensor.clone() for name, tensor in built.step.carried().items()}
+                del built  # two steps of one network must not both act on its gradients
+                built = self._build_step(number, epoch)
+                for name, tensor in built.step.carried().items():
+                    tensor.copy_(carried[name])
+            step = built.step
             self._run_epoch(number, epoch, first, built)
             self._end_epoch(stage, epoch, step)
             if epoch + 1 == stage.epochs:
                 self._save(Position(number + 1, 0, 0, self.rows), step)
             elif self._older_than(PAUSE_SECONDS):
                 self._save(Position(number, epoch + 1, 0, self.rows), step)
+
+    def _build_step(self, number: int, epoch: int) -> BuiltStep:
+        """The step of a stage, for views of the size of an epoch."""
+        augmentation = replace(self.task.augmentation, size=self._view_size(number, epoch))
+        task = replace(self.task, data=self._window(augmentation), augmentation=augmentation)
+        built = build_step(task, self.stages[number], self.execution, self.reporter.warn)
+        self.execution = built.execution
+        return built
+
+    def _view_size(self, number: int, epoch: int) -> tuple[int, int]:
+        height, width = self.task.augmentation.size
+        sides = (view_side(self.config, side, number, epoch) for side in (height, width))
+        return next(sides), next(sides)
 
     def _run_epoch(self, number: int, epoch: int, first: int, built: BuiltStep) -> None:
         step, stage, steps = built.step, self.stages[number], self.splits.steps

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codinet import files
-from codinet.config import ExtraConfig, ModelConfig, NetworkConfig, RunConfig, first_difference, flat, to_dict
+from codinet.config import RESIZED, ExtraConfig, ModelConfig, NetworkConfig, RunConfig, first_difference, flat, to_dict
 from codinet.cost import CostTable, block_costs
 from codinet.data.batches import Loader
 from codinet.data.catalogue import KNOWN
@@ -219,6 +219,8 @@ def prepare(
             raise
         missing = str(error)
     teacher = Teacher(taught_by.build(), taught_by.data, dataset, device) if taught_by else None
+    if config.data.grow_from is not None:
+        _require_growth(config, dataset.image_shape, model, teacher)
     table, budget, controller = block_costs(model, dataset.image_shape), config.losses.budget, None
     if config.network.routed and budget is not None:
         require_reach(table, budget, config.network.arch)
@@ -233,6 +235,24 @@ def prepare(
         reinitialised,
         missing,
     )
+
+
+def _require_growth(
+    config: RunConfig, image_shape: tuple[int, int, int], model: RoutedNetwork, teacher: Teacher | None
+) -> None:
+    """Require that views can begin smaller than the images, for the network and its teacher."""
+    side = config.data.grow_from
+    assert side is not None
+    if config.data.view != RESIZED:
+        raise UserError("--grow-from requires --view resized, and so an image folder or a packed data set.")
+    if side > min(image_shape[1:]):
+        raise UserError(f"--grow-from must be at most {min(image_shape[1:])}, the side of the images, got {side}.")
+    for name, network in ((config.network.arch, model), ("the teacher", teacher and teacher.model)):
+        try:
+            if network is not None:
+                block_costs(network, (image_shape[0], side, side))
+        except UserError as error:
+            raise UserError(f"--grow-from {side} cannot be used with {name}: {error}") from error
 
 
 @contextmanager

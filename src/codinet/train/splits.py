@@ -53,6 +53,10 @@ def split_data(config: RunConfig, dataset: Dataset, device: torch.device, world:
     assert size is not None
     if size % world.size:
         raise UserError(f"--batch must be a multiple of {world.size}, the number of processes, got {size}.")
+    if size // world.size % config.schedule.accumulate:
+        raise UserError(
+            f"--accumulate must divide the {size // world.size} images of a process, got {config.schedule.accumulate}."
+        )
     train = dataset.train
     if holdout >= len(train):
         raise UserError(f"--holdout must be below {len(train)}, the number of training images, got {holdout}.")

@@ -9,6 +9,9 @@ from codinet.config import RunConfig, ScheduleConfig
 from codinet.relaxation import RELAXATIONS, Decide, hard
 from codinet.train.budget import SETTLE
 
+GROW_UNTIL = 0.7  # fraction of stage 1 after which views have the size of the images
+GROW_STEP = 32  # pixels
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -52,6 +55,24 @@ def decay_scale(done: float) -> float:
     """
     require_number("done", done, 0, 1)
     return min(1.0, (1 - done) / (1 - SETTLE))
+
+
+def view_side(config: RunConfig, side: int, stage: int, epoch: int) -> int:
+    """Return the side length of the views of an epoch (`--grow-from`).
+
+    It grows in equal steps of at least GROW_STEP pixels. So few sizes occur, each of which needs a compiled step.
+
+    Args:
+        config: A resolved config.
+        side: The side length of the images.
+        stage: The number of the stage, from 0.
+        epoch: The epoch of the stage, from 0.
+    """
+    first, last = config.data.grow_from, config.schedule.epochs - 1
+    if first is None or stage > 0 or epoch >= GROW_UNTIL * last:
+        return side
+    steps = max(1, (side - first) // GROW_STEP)
+    return first + (side - first) * int(steps * epoch / (GROW_UNTIL * last)) // steps
 
 
 def stages_of(config: RunConfig) -> list[Stage]:

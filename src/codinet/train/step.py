@@ -10,7 +10,7 @@ processes. The sums and the controller cover all images and are the same in ever
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ class Speed(NamedTuple):
     block: RoutedStep | None = None  # replaces `model.routed_step`
     compile: Callable[[Any], Any] = _unchanged  # for the parts before and after the blocks
     freeze: Callable[[RoutedNetwork, torch.Tensor], LogitsFn | None] | None = None  # a teacher as a function
+    backward: Callable[[], AbstractContextManager[None]] = nullcontext  # around backward passes
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Step:
         self.parallel_model = world.data_parallel(model)
         self.average = Average(model, config.extra.ema) if config.extra.ema else None
         self.index_L = torch.zeros(schedule.batch // world.size, dtype=torch.long, device=device)
+        assert len(self.index_L) % schedule.accumulate == 0
+        self.part = len(self.index_L) // schedule.accumulate  # images that are processed together
         self.image_L = torch.zeros_like(self.index_L)
         self.epoch = torch.zeros((), dtype=torch.long, device=device)
         self.stem, self.inputs = speed.compile(model.stem), speed.compile(_inputs)
@@ -120,6 +123,10 @@ class Step:
         """The tensors of the optimiser, by kind and name of the parameter."""
         return self.optimizer.state()
 
+    def carried(self) -> dict[str, torch.Tensor]:
+        """The tensors that a step for views of another size takes over."""
+        return self.optimizer_state() | {f"average.{name}": tensor for name, tensor in self.averaged().items()}
+
     def averaged(self) -> dict[str, torch.Tensor]:
         """The state of the averaged network; empty if there is none."""
         return {} if self.average is None else self.average.state()
@@ -130,13 +137,34 @@ class Step:
         return self.model if self.average is None else self.average.model
 
     def __call__(self) -> None:
+        gamma = self.controller.gamma() if self.controller else self.gamma
+        self.optimizer.zero_grad()
+        starts = range(0, len(self.index_L), self.part)
+        found = []
+        for start in starts:
+            # Processes exchange the sum of the gradients once, with the last part.
+            with self.world.keep_gradients(self.parallel_model) if start != starts[-1] else nullcontext():
+                found.append(self._add_gradients(slice(start, start + self.part), gamma))
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+        with torch.no_grad():
+            figures = self.world.mean_(found[0] if len(found) == 1 else torch.stack(found).mean(dim=0))
+            figures[COST_SHARE] += self.base_share
+            if self.path_losses and self.controller:
+                self.controller.observe(figures[COST_SHARE])
+            self._add(figures)
+
+    def _add_gradients(self, part: slice, gamma: torch.Tensor) -> torch.Tensor:
+        """Add the gradients of a part of the images, as its share of the step's mean; return the figures of `SUMS`."""
         task = self.task
-        inputs_BCHW, labels_B = self.inputs(task.augmentation, self.data, self.index_L, self.image_L, self.epoch)
+        inputs_BCHW, labels_B = self.inputs(
+            task.augmentation, self.data, self.index_L[part], self.image_L[part], self.epoch
+        )
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if task.amp else nullcontext():
             teacher_BK = self._teacher_logits(inputs_BCHW)
             output = self.parallel_model(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
-        gamma = self.controller.gamma() if self.controller else self.gamma
-        loss, mine = self.loss_of(
+        loss, figures = self.loss_of(
             output,
             labels_B,
             views=self.views,
@@ -149,17 +177,9 @@ class Step:
             gather_rows=self.world.gather_rows if self.path_losses else None,
             teacher_BK=teacher_BK,
         )
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        if self.average is not None:
-            self.average.update()
-        with torch.no_grad():
-            figures = self.world.mean_(mine)
-            figures[COST_SHARE] += self.base_share
-            if self.path_losses and self.controller:
-                self.controller.observe(figures[COST_SHARE])
-            self._add(figures)
+        with self.speed.backward():
+            (loss if self.part == len(self.index_L) else loss * (self.part / len(self.index_L))).backward()
+        return figures
 
     @torch.no_grad()
     def _teacher_logits(self, inputs_BCHW: torch.Tensor) -> torch.Tensor | None:
@@ -170,7 +190,7 @@ class Step:
         model, fast = teacher.model, None
         if self.speed.freeze is not None:
             own = torch.Generator(self.device).manual_seed(0)  # leaves the random numbers of training unchanged
-            shape = len(self.index_L) * self.views, self.data.images_NCHW.shape[1], *self.task.augmentation.size
+            shape = self.part * self.views, self.data.images_NCHW.shape[1], *self.task.augmentation.size
             fast = self.speed.freeze(model, torch.randn(shape, generator=own, device=self.device))
         if fast is not None:
             return lambda inputs_BCHW: fast(teacher.prepare(inputs_BCHW))
