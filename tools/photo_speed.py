@@ -138,7 +138,7 @@ def _speed_of_workers(make: Callable[[int], Any], images: int, cores: int) -> fl
         for _ in range(2 * cores):  # what workers have prepared ahead while the clock was off
             next(loader)
         done, start = 0, time.perf_counter()
-        while done < images - 4 * BATCH:
+        while done < images:
             done += len(next(loader)[0])
         return done / (time.perf_counter() - start)
     finally:

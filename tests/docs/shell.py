@@ -300,6 +300,8 @@ def smaller(verb: str, words: list[str]) -> list[str]:
             del flags["--image-size"]
         if words[0] == "cifar10":  # others get their network from a file, or start from the zoo
             flags["--arch"] = "resnet14"
+        if "imagenet" in words:  # the preset
+            flags |= {"--arch": "resnet14", "--image-size": "32"}
     if importlib.util.find_spec("tensorboard") is None:  # an extra that make test does not install
         words = [word for word in words if word != "--tensorboard"]
     return with_flags(words, flags)
