@@ -70,7 +70,7 @@ def problem(document: str, link: str) -> str | None:
         return None
     name = file.resolve().relative_to(ROOT).as_posix()
     if file.suffix not in (".md", ".ipynb"):
-        return f"{document}: {link} has an anchor, but is no page"
+        return f"{document}: {link} has an anchor, but it is not a page"
     return None if unquote(anchor) in anchors(text_of(name)) else f"{document}: {link}: there is no such heading"
 
 

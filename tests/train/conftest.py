@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from codinet.backbones import BasicBlock, Block
@@ -139,6 +141,18 @@ def life(train_words: Callable[..., list[str]]) -> Iterator[Callable[..., dict[s
             return json.loads(lives.stdout.readline())
 
         yield live
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty JPEG files of several sizes: bright or dark noise."""
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for index in range(40):
+        place = folder / ("bright" if index % 2 else "dark")
+        place.mkdir(exist_ok=True)
+        pixels = random.integers(0, 128, (32 + index % 5, 40, 3), dtype=np.uint8) + 127 * (index % 2)
+        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{index:02}.jpg")
+    return folder
 
 
 class Stopped(Exception):  # noqa: N818

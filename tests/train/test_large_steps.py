@@ -6,12 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from codinet.cli import main
 from codinet.config import DataConfig, RunConfig, ScheduleConfig
@@ -26,18 +24,6 @@ Network = Callable[[int], RoutedNetwork]
 MakeStep = Callable[..., Step]
 SameRun = Callable[[Path, Path], None]
 Life = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty bright or dark JPEG files of 40×40 pixels."""
-    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for index in range(40):
-        place = folder / ("bright" if index % 2 else "dark")
-        place.mkdir(exist_ok=True)
-        pixels = random.integers(0, 128, (40, 40, 3)) + 127 * (index % 2)
-        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{index:02}.jpg")
-    return folder
 
 
 def test_gradients_of_the_parts_of_a_step_are_averaged(two_blocks: Network, make_step: MakeStep) -> None:

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from codinet.cli import main
 from codinet.data.packing import pack
@@ -20,18 +18,6 @@ from codinet.train import checkpoint
 SameRun = Callable[[Path, Path], None]
 Life = Callable[..., dict[str, Any]]
 WORDS = ("--arch", "resnet14", "--image-size", "24", "--view", "resized", "--batch", "8", "--start", "none")
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty JPEG files of several sizes: bright or dark noise."""
-    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for index in range(40):
-        place = folder / ("bright" if index % 2 else "dark")
-        place.mkdir(exist_ok=True)
-        pixels = random.integers(0, 128, (32 + index % 5, 40, 3), dtype=np.uint8) + 127 * (index % 2)
-        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{index:02}.jpg")
-    return folder
 
 
 @pytest.fixture(scope="module")

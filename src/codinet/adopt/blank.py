@@ -52,7 +52,7 @@ def _fill(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, middle: 
 def without_initial_weights() -> Iterator[None]:
     """Do not draw the initial weights of networks that are built here, which is faster.
 
-    Whoever uses this must overwrite every parameter. Buffers get their values as usual.
+    The caller must overwrite every parameter. Buffers get their values as usual.
     """
     with _SkipInitialisers():
         yield
