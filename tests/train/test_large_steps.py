@@ -107,16 +107,15 @@ def test_batch_norms_keep_their_momentum_after_a_failure(two_blocks: Network) ->
 
 def test_views_grow_worked_example() -> None:
     config = RunConfig("", data=DataConfig(grow_from=128), schedule=ScheduleConfig(epochs=11))
-    sides = [view_side(config, 224, 0, epoch) for epoch in range(11)]
-    assert sides == [128, 128, 128, 160, 160, 192, 192, 224, 224, 224, 224]
-    assert view_side(config, 224, 1, 0) == 224
-    assert view_side(RunConfig(""), 224, 0, 0) == 224
+    sides = [view_side(config, 224, epoch) for epoch in range(12)]  # the last one is of stage 2
+    assert sides == [128, 128, 128, 160, 160, 192, 192, 224, 224, 224, 224, 224]
+    assert view_side(RunConfig(""), 224, 0) == 224
 
 
 @given(st.integers(8, 300), st.integers(0, 300), st.integers(1, 300))
 def test_views_never_shrink_and_end_at_the_size_of_the_images(first: int, more: int, epochs: int) -> None:
     config = RunConfig("", data=DataConfig(grow_from=first), schedule=ScheduleConfig(epochs=epochs))
-    sides = [view_side(config, first + more, 0, epoch) for epoch in range(epochs)]
+    sides = [view_side(config, first + more, epoch) for epoch in range(epochs)]
     assert sides == sorted(sides)
     assert sides[-1] == first + more
     assert sides[0] >= first

@@ -270,8 +270,8 @@ class _Training:
 
     def _view_size(self, number: int, epoch: int) -> tuple[int, int]:
         height, width = self.task.augmentation.size
-        sides = (view_side(self.config, side, number, epoch) for side in (height, width))
-        return next(sides), next(sides)
+        epoch += sum(stage.epochs for stage in self.stages[:number])
+        return view_side(self.config, height, epoch), view_side(self.config, width, epoch)
 
     def _run_epoch(self, number: int, epoch: int, first: int, built: BuiltStep) -> None:
         step, stage, steps = built.step, self.stages[number], self.splits.steps

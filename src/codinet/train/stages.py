@@ -57,7 +57,7 @@ def decay_scale(done: float) -> float:
     return min(1.0, (1 - done) / (1 - SETTLE))
 
 
-def view_side(config: RunConfig, side: int, stage: int, epoch: int) -> int:
+def view_side(config: RunConfig, side: int, epoch: int) -> int:
     """Return the side length of the views of an epoch (`--grow-from`).
 
     It grows in equal steps of at least GROW_STEP pixels. So few sizes occur, each of which needs a compiled step.
@@ -65,11 +65,10 @@ def view_side(config: RunConfig, side: int, stage: int, epoch: int) -> int:
     Args:
         config: A resolved config.
         side: The side length of the images.
-        stage: The number of the stage, from 0.
-        epoch: The epoch of the stage, from 0.
+        epoch: The epoch, counted from 0 over all stages.
     """
     first, last = config.data.grow_from, config.schedule.epochs - 1
-    if first is None or stage > 0 or epoch >= GROW_UNTIL * last:
+    if first is None or epoch >= GROW_UNTIL * last:
         return side
     steps = max(1, (side - first) // GROW_STEP)
     return first + (side - first) * int(steps * epoch / (GROW_UNTIL * last)) // steps
