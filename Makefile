@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 
+# Packages come without bytecode, and the tests start a hundred processes. With this variable each would compile PyTorch.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test docs matrix attack lint format clean
 
 demo: $(STAMP)

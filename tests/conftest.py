@@ -40,6 +40,9 @@ from tools.zoo_add import add
 # Runs note their commit; asking git each time would be slow.
 os.environ.setdefault("CODINET_COMMIT", "tests")
 
+# Workers of pytest-xdist share the cores; by default each would also start processes that compile for torch.compile.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # By default an example that takes 200 ms fails its test, which a busy machine brings about by itself.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")

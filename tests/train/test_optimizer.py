@@ -24,7 +24,7 @@ class Attention(nn.Module):
         super().__init__()
         self.pos_embed = nn.Parameter(torch.ones(1, 4, 6))
         self.own_table = nn.Parameter(torch.ones(3, 3))
-        self.norm = nn.LayerNorm((4, 6))  # its weight has two dimensions
+        self.norm = nn.LayerNorm([4, 6])  # its weight has two dimensions
         self.layer = nn.Linear(6, 2)
         self.scale = nn.Parameter(torch.ones(6))
 
