@@ -152,8 +152,8 @@ def _routed(graph: Graph, network: NetworkWriter, limit: str, usual: Usual, *, b
                 x = block.skip(graph, x)
             if x != now.x:
                 now = Features(x, block.pool(graph, x) if pools else "")
-        if not writer.pools and not is_last:
-            now = Features(now.x, block.maps(graph, now.x))
+        if not writer.pools:
+            now = Features(now.x, "" if is_last else block.maps(graph, now.x))
     scores, path = writer.outputs(graph, limit)
     return [network.head(graph, now), scores, path], _confirmed(graph, path, usual)
 
