@@ -112,13 +112,13 @@ def measure(
     channels, height, width = images_TCHW.shape[1:]
     calls = {name: make(file, threads) for name, (file, _) in files.items()}
     images = [image[None] for image in images_TCHW.numpy()]
-    rows = {}
+    rows: dict[str, tuple[str, float, str, str]] = {}
     for name, (file, model) in files.items():
         table = block_costs(model, (channels, height, width))
         answers = [calls[name](image) for image in images]
         megabytes = f"{file.stat().st_size / 1e6:.1f}"
         if name == "static":
-            rows[name] = [name, megabytes, 1.0, "–", "–"]
+            rows[name] = megabytes, 1.0, "–", "–"
             continue
         with torch.no_grad():
             reference = [model(part) for part in images_TCHW.split(16)]
@@ -126,7 +126,7 @@ def measure(
         same = [np.array_equal(answer[2][0], path) for answer, path in zip(answers, path_TN, strict=True)]
         worst = max(float(np.abs(answer[0][0] - one).max()) for answer, one in zip(answers, logits_TK, strict=True))
         macs = table.static_macs / table.path_macs(torch.from_numpy(path_TN)).mean().item()
-        rows[name] = [name, megabytes, macs, f"{sum(same)} of {len(same)}", f"{worst:.0e}"]
+        rows[name] = megabytes, macs, f"{sum(same)} of {len(same)}", f"{worst:.0e}"
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for number in range(rounds * len(images) // turn):
@@ -137,10 +137,10 @@ def measure(
             times[name].append((process_time() - start) / turn)
         order = order[1:] + order[:1]
     told = []
-    for name, (file, megabytes, macs, same_paths, difference) in rows.items():
+    for name, (megabytes, macs, same_paths, difference) in rows.items():
         speedup = median(one / own for one, own in zip(times["static"], times[name], strict=True))
         figures = [f"{1e3 * median(times[name]):.2f}", f"{macs:.2f}", f"{speedup:.2f}", f"{speedup / macs:.2f}"]
-        told.append([file, megabytes, *figures, same_paths, difference])
+        told.append([name, megabytes, *figures, same_paths, difference])
     return told
 
 
@@ -148,7 +148,7 @@ def main(
     network: tyro.conf.Positional[str],
     images: int = 300,
     rounds: int = 1,
-    turn: int = 5,
+    turn: int = 10,
     threads: int = 1,
     run_rate: float = 0.5,
     skip_rates: bool = False,

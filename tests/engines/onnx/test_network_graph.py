@@ -25,7 +25,7 @@ Make = Callable[..., RoutedNetwork]
 Same = Callable[..., None]
 SHAPE = 3, 32, 32
 DATA = ExportInfo([str(k) for k in range(10)], [125.0, 123.0, 114.0], [63.0, 62.0, 67.0], SHAPE)
-USUAL = [
+USUAL: list[list[int | None]] = [
     [1, None, 0, 1, 0, None, 0, 1, 1],
     [1] * 9,
     [0] * 9,

@@ -99,7 +99,7 @@ def network_graph(
             quick, confirmed = _routed(graph, network, limit, usual, branches=True)
             same, whole = Graph(opset, "usual_"), Graph(opset, "whole_")
             again, _ = _routed(whole, network, limit, nothing, branches=True)
-            shapes = [[1, *shape[1:]] for shape in outputs.values()]
+            shapes: list[Sequence[int]] = [[1, network.classes], [1, number, 2], [1, number]]
             kept = [same.one("Identity", name) for name in quick]
             then_branch = same.nested(dict(zip(kept, shapes, strict=True)))
             else_branch = whole.nested(dict(zip(again, shapes, strict=True)))

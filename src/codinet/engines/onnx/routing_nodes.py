@@ -87,24 +87,21 @@ class FCWriter(RouterWriter):
 
     def outputs(self, graph: Graph, limit: str) -> tuple[str, str]:
         for width, asked in self.waiting.items():
-            blocks, vectors = ([*column] for column in zip(*asked, strict=True))
-            self.signed.append((blocks, self._together(graph, width, blocks, vectors)))
+            self.signed.append(([k for k, _ in asked], self._together(graph, width, asked)))
         return super().outputs(graph, limit)
 
-    def _together(self, graph: Graph, width: int, blocks: list[int], vectors: list[str]) -> str:
+    def _together(self, graph: Graph, width: int, asked: Sequence[tuple[int, str]]) -> str:
         """Add the routers of several blocks as one product per layer, for one image: 1 × 2 scores for each."""
-        routers = [self.routers[k] for k in blocks]
-        layers = (
-            [(router.hidden.weight, router.hidden.bias) for router in routers],
-            [_with_sign(router.out) for router in routers],
-        )
-        side_by_side = graph.one("Concat", *vectors, axis=1)
-        x = graph.one("Reshape", side_by_side, graph.integers(len(blocks), 1, width))
-        for is_last, layer in enumerate(layers):
+        routers = [self.routers[k] for k, _ in asked]
+        hidden = [(router.hidden.weight, router.hidden.bias) for router in routers]
+        out = [_with_sign(router.out) for router in routers]
+        side_by_side = graph.one("Concat", *[x for _, x in asked], axis=1)
+        x = graph.one("Reshape", side_by_side, graph.integers(len(asked), 1, width))
+        for layer in (hidden, out):
             weight = torch.stack([weight.T for weight, _ in layer])
             bias = torch.stack([bias[None] for _, bias in layer])
             x = graph.one("Add", graph.one("MatMul", x, graph.constant(weight)), graph.constant(bias))
-            x = x if is_last else graph.one("Relu", x)
+            x = graph.one("Relu", x) if layer is hidden else x
         return graph.one("Reshape", x, graph.integers(1, -1))
 
 
