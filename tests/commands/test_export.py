@@ -61,6 +61,19 @@ def test_without_the_data_random_images_are_checked(
     assert "0 of them real" in captured.out
 
 
+@pytest.mark.parametrize("threshold", [0.5, 0.9])
+def test_usual_decisions_are_those_of_the_test_images(
+    threshold: float, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, words = tmp_path / "model.onnx", ["--threshold", str(threshold)]
+    rates = (RunFolder.open(finished_run).load_paths().run_probability_TN >= threshold).float().mean(dim=0).tolist()
+    expected = [int(rate) if rate in (0, 1) else None for rate in rates]
+    assert cli.main(["export", str(finished_run), "--out", str(file), *words]) == 0
+    assert OnnxEngine(file).about["usual"] == expected
+    assert cli.main(["export", str(finished_run), "--out", str(file), *words, "--no-usual"]) == 0
+    assert "usual" not in OnnxEngine(file).about
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -71,6 +84,7 @@ def test_without_the_data_random_images_are_checked(
         (["--out", "m.onnx", "--threshold", "7"], "--threshold must be a number from 0 to 1"),
         (["--out", "m.onnx", "--opset", "3"], "opset must be from 13 to 22, got 3"),
         (["--out", "m.onnx", "--kind", "dynamic"], "--kind"),
+        (["--out", "m.onnx", "--usual", "--kind", "masked"], "--usual applies to the kind routed"),
         (["--out", "nowhere/m.onnx"], "Could not write"),
     ],
 )

@@ -1,9 +1,9 @@
 """Time the engines of a network against its static form.
 
-A routed engine is compared with the fastest static network of its own family, torch or ONNX Runtime. Static networks of
-torch are the folded network run eagerly, through torch.compile (static only, because a Python branch cannot be compiled
-away) and, on CUDA, through the kernels of the graph engine. A compiled network is replayed as a CUDA graph there, as
-the graph engine is.
+A routed engine is compared with the fastest static network of its own family: torch, ONNX Runtime or OpenVINO. Static
+networks of torch are the folded network run eagerly, through torch.compile (static only, because a Python branch cannot
+be compiled away) and, on CUDA, through the kernels of the graph engine. A compiled network is replayed as a CUDA graph
+there, as the graph engine is.
 
 Timing is split into rounds. In each round every engine processes the same images, and the order of the engines rotates.
 A speed-up is the median over rounds of the static network's time divided by the engine's, so that whatever slows a
@@ -11,6 +11,7 @@ whole round cancels out.
 """
 
 import copy
+import importlib.util
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,9 +37,9 @@ Call = Callable[[torch.Tensor], RoutedOutput]
 Progress = Callable[[str, float], None]
 """Receives what is done next and the fraction of the work that is done."""
 
-ENGINES = ("masked", "branch", "gather", "graph", "onnx", "onnx-masked")
+ENGINES = ("masked", "branch", "gather", "graph", "onnx", "onnx-masked", "onnx-file", "openvino")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TORCH, ONNX = "torch", "onnx"
+TORCH, ONNX, OPENVINO = "torch", "onnx", "openvino"
 WARM_UP = 2  # calls
 
 
@@ -75,6 +76,7 @@ def compare(
     threshold: float = 0.5,
     compiled: bool = False,
     precision: str = "float32",
+    usual: Sequence[int | None] | None = None,
     rounds: int = 20,
     progress: Progress = no_progress,
 ) -> list[dict[str, Any]]:
@@ -88,6 +90,7 @@ def compare(
         threshold: The run probability from which a block runs.
         compiled: Also time the static network through torch.compile.
         precision: A key of `PRECISIONS`.
+        usual: The usual decisions that the file of the engines onnx-file and openvino is written with.
         rounds: The number of rounds.
         progress: Called before each step of the work.
 
@@ -108,6 +111,7 @@ def compare(
         threshold=threshold,
         compiled=compiled,
         dtype=PRECISIONS[precision],
+        usual=usual,
     )
     images_TCHW = images_TCHW.to(PRECISIONS[precision])
     setting = Setting(batch, threads, device, precision)
@@ -119,8 +123,10 @@ def compare(
 
 def pick_engines(names: tuple[str, ...], batch: int, model: RoutedNetwork, device: torch.device) -> list[str]:
     """The engines to time: those of `names`, or by default those for the batch size and the device."""
-    if any(name.startswith(ONNX) for name in names) and not has_onnx(model, device):
+    if any(family_of(name) != TORCH for name in names) and not has_onnx(model, device):
         raise UserError("ONNX engines need --device cpu and pip install onnx onnxruntime.")
+    if OPENVINO in names and importlib.util.find_spec(OPENVINO) is None:
+        raise UserError("The openvino engine requires OpenVINO; install it with pip install openvino.")
     reason = why_not(model, device) if "graph" in names else None
     if reason is not None:
         raise UserError(reason)
@@ -135,6 +141,12 @@ def pick_engines(names: tuple[str, ...], batch: int, model: RoutedNetwork, devic
     return ["masked", "branch", *(["onnx"] if has_onnx(model, device) else [])]
 
 
+def family_of(engine: str) -> str:
+    """The library that runs an engine."""
+    name = engine.removeprefix("static-")
+    return ONNX if name.startswith(ONNX) else OPENVINO if name == OPENVINO else TORCH
+
+
 def contestants(
     model: RoutedNetwork,
     names: list[str],
@@ -144,6 +156,7 @@ def contestants(
     threshold: float = 0.5,
     compiled: bool = False,
     dtype: torch.dtype = torch.float32,
+    usual: Sequence[int | None] | None = None,
 ) -> list[Contestant]:
     """Make static networks, then the named engines. Those of torch compute in `dtype` and take images of it."""
     device = next(model.parameters()).device
@@ -153,26 +166,30 @@ def contestants(
         entries.append(Contestant("static-compiled", TORCH, True, _compiled(rounded)))
     if has_graph(model, device, routers=False):
         entries.append(Contestant("static-graph", TORCH, True, StaticGraphEngine(model, dtype=dtype)))
+    make_onnx = partial(_onnx, model, image_shape, threads=threads, threshold=threshold)
     # Exporting an adopted network takes time, or may not be possible, so it is done only for a comparison.
-    wanted = isinstance(model, CoDiNet) or any(name.startswith(ONNX) for name in names)
+    wanted = isinstance(model, CoDiNet) or any(family_of(name) == ONNX for name in names)
     if wanted and has_onnx(model, device) and dtype == torch.float32:
-        entries.append(Contestant("static-onnx", ONNX, True, _onnx(model, "static", image_shape, threads, threshold)))
+        entries.append(Contestant("static-onnx", ONNX, True, make_onnx(kind="static")))
+    if OPENVINO in names:
+        entries.append(Contestant("static-openvino", OPENVINO, True, make_onnx(OPENVINO, kind="static")))
     make: dict[str, Callable[[], Call]] = {
         "masked": lambda: MaskedEngine(rounded, threshold=threshold),
         "branch": lambda: BranchEngine(rounded, threshold=threshold),
         "gather": lambda: GatherEngine(rounded, threshold=threshold),
         "graph": lambda: GraphEngine(model, threshold=threshold, dtype=dtype),
-        "onnx": lambda: _onnx(model, "routed", image_shape, threads, threshold),
-        "onnx-masked": lambda: _onnx(model, "masked", image_shape, threads, threshold),
+        "onnx": make_onnx,
+        "onnx-masked": lambda: make_onnx(kind="masked"),
+        "onnx-file": lambda: make_onnx(portable=True, usual=usual),
+        "openvino": lambda: make_onnx(OPENVINO, usual=usual),
     }
-    entries += [Contestant(name, ONNX if name.startswith(ONNX) else TORCH, False, make[name]()) for name in names]
-    return entries
+    return entries + [Contestant(name, family_of(name), False, make[name]()) for name in names]
 
 
-def _onnx(model: RoutedNetwork, kind: str, image_shape: tuple[int, int, int], threads: int, threshold: float) -> Call:
-    from codinet.engines.onnx import OnnxEngine
+def _onnx(model: RoutedNetwork, image_shape: tuple[int, int, int], runtime: str = ONNX, **options: Any) -> Call:
+    from codinet.engines.onnx import OnnxEngine, OpenVinoEngine
 
-    return OnnxEngine.of(model, image_shape, kind=kind, threshold=threshold, threads=threads)  # type: ignore[arg-type]
+    return (OpenVinoEngine if runtime == OPENVINO else OnnxEngine).of(model, image_shape, **options)
 
 
 def _compiled(model: RoutedNetwork) -> Call:

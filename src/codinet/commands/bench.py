@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from codinet.bench.engine_speed import Progress
+    from codinet.engines.onnx.network_graph import Usual
     from codinet.model import RoutedNetwork
     from codinet.run_reader import RunReader
 
@@ -39,7 +40,8 @@ class Args:
     threads: int = 1
     """CPU threads."""
     engines: tuple[str, ...] = ()
-    """Some of masked, branch, gather, graph, onnx, onnx-masked. Default: those for the batch size and device."""
+    """Some of masked, branch, gather, graph, onnx, onnx-masked, onnx-file (the exported file in plain ONNX Runtime),
+    openvino (the same file). Default: those for the batch size and device."""
     router: str = "fc"
     """Router of a network by name: fc, cnn, rnn."""
     image_size: int | None = None
@@ -217,6 +219,7 @@ def _inference_rows(args: Args, device: "torch.device", progress: "Progress") ->
     if args.precision != "float32" and device.type == "cpu":
         raise UserError(f"--precision must be float32 on a CPU, got {args.precision}.")
     model, images_TCHW = _network_and_images(args, device)
+    usual = _usual(args, model)
     rows = []
     for number, batch in enumerate(args.batch):
         rows += compare(
@@ -227,6 +230,7 @@ def _inference_rows(args: Args, device: "torch.device", progress: "Progress") ->
             threshold=args.threshold,
             compiled=device.type == "cuda" if args.compiled is None else args.compiled,
             precision=args.precision,
+            usual=usual,
             rounds=args.rounds,
             progress=_part(progress, f"batch {batch}", number, len(args.batch)),
         )
@@ -267,6 +271,18 @@ def _network_and_images(args: Args, device: "torch.device") -> tuple["RoutedNetw
     else:
         raise unknown("network or run folder", args.network, ARCHITECTURES)
     return with_run_rate(model, images_TCHW, rate), images_TCHW
+
+
+def _usual(args: Args, model: "RoutedNetwork") -> "Usual | None":
+    """The usual decisions that `codinet export` would write into the file of a run."""
+    from codinet.commands.export import usual_of
+    from codinet.runs import open_run
+
+    if model.routers is None or args.run_rate is not None or _is_named(args.network):
+        return None
+    if not {"onnx-file", "openvino"} & {*args.engines}:
+        return None
+    return usual_of(open_run(args.network), model, args.threshold)
 
 
 def _is_named(network: str) -> bool:

@@ -14,9 +14,12 @@ from codinet.flags import require_probability
 if TYPE_CHECKING:
     import torch
 
+    from codinet.engines.onnx.network_graph import Usual
+    from codinet.model import RoutedNetwork
     from codinet.run_reader import RunReader
 
 _CHECKED_IMAGES = 64  # test images on which the file is compared with the network
+_MAX_WEIGHTS_TWICE = 16_000_000  # 64 MB; the branches of larger networks cost little in proportion
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Args:
     opset: int | None = None
     """Version of the ONNX operators: from 13 to 22, default 17; for networks of other libraries from 18 to 20, default
     18."""
+    usual: tyro.conf.DisallowNone[bool | None] = None
+    """Whether a routed file has a second part for images that decide as nearly all test images do: faster for small
+    blocks, with the weights twice. Default: up to 16 million weights, if a quarter of the blocks is decided so."""
     data_root: Path = DATA_ROOT
     """Folder that holds the data sets, for the check on test images."""
     json: bool = False
@@ -57,6 +63,8 @@ def run(args: Args) -> None:
     folder = open_run(args.run)
     model, data = folder.load_model(), folder.data
     kind = args.kind or ("static" if args.path is not None or model.routers is None else "routed")
+    if args.usual and kind != "routed":
+        raise UserError(f"--usual applies to the kind routed, got {kind}; remove it.")
     images_BCHW = _test_images(folder, args.data_root)
     checked = export(
         model,
@@ -66,6 +74,7 @@ def run(args: Args) -> None:
         path=None if args.path is None else [int(digit) for digit in args.path],
         threshold=args.threshold,
         opset=args.opset,
+        usual=usual_of(folder, model, args.threshold, wanted=args.usual) if kind == "routed" else None,
         images_BCHW=images_BCHW,
     )
     real = 0 if images_BCHW is None else len(images_BCHW)
@@ -84,3 +93,33 @@ def _test_images(folder: "RunReader", root: Path) -> "torch.Tensor | None":
     except UserError as error:
         note(f"checked on random images only, because the run's data is missing: {error}")
         return None
+
+
+def usual_of(
+    folder: "RunReader", model: "RoutedNetwork", threshold: float, *, wanted: bool | None = None
+) -> "Usual | None":
+    """The decisions that nearly all test images shared when a run was evaluated.
+
+    Args:
+        folder: The run.
+        model: Its network.
+        threshold: The threshold of the file.
+        wanted: Whether the file shall use them. Default: if it is worth it.
+
+    Returns:
+        The decisions; None if they are not to be used, or unknown and not asked for.
+    """
+    from codinet.engines.onnx import usual_decisions
+
+    large = sum(weight.numel() for weight in model.parameters()) > _MAX_WEIGHTS_TWICE
+    if wanted is False or (wanted is None and large):
+        return None
+    try:
+        usual = usual_decisions(folder.load_paths().run_probability_TN, threshold)
+    except UserError:
+        if wanted:
+            raise
+        return None
+    if usual is None and wanted:
+        raise UserError(f"Test images share too few decisions at the threshold {threshold}; remove --usual.")
+    return usual

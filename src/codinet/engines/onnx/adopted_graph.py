@@ -1,4 +1,4 @@
-"""The ONNX graph of an adopted network: its parts, exported by torch one by one, and our routing between them.
+"""The parts of an adopted network, exported by torch one by one, for an ONNX graph with our routing between them.
 
 The weights of a block are inside its branch, where ONNX Runtime's optimizations find them. Features stay in the layout
 of the network between blocks: tokens and channels-last features are not turned into maps and back.
@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-import onnx
 import torch
 from torch import nn
 
@@ -18,8 +17,9 @@ from codinet.adopt.chain import AdoptedChain, ChainBlock
 from codinet.adopt.tracing import CHANNELS_LAST, MAPS, TOKENS, Layout
 from codinet.backbones import Block
 from codinet.engines.onnx import torch_parts
-from codinet.engines.onnx.graph_nodes import Graph, Part, finish, mean, pool
-from codinet.engines.onnx.routing_nodes import BlockWriter, Features, limit_of, route, router_writer
+from codinet.engines.onnx.graph_nodes import Graph, Part, mean, pool
+from codinet.engines.onnx.network_graph import NetworkWriter
+from codinet.engines.onnx.routing_nodes import BlockWriter, Features
 from codinet.engines.onnx.torch_parts import TorchFunction, TorchPart, export_part
 from codinet.errors import UserError, first_line
 from codinet.model import RoutedNetwork, in_evaluation
@@ -27,54 +27,32 @@ from codinet.model import RoutedNetwork, in_evaluation
 ADOPTED_OPSETS = torch_parts.OPSETS
 
 
-def build_adopted(
+def adopted_network(
     model: RoutedNetwork,
     image_shape: tuple[int, int, int],
     fixed_path: Sequence[int] | None,
-    threshold: float,
     opset: int,
     *,
-    branch: bool,
+    any_batch: bool,
     thorough: bool,
-) -> onnx.ModelProto:
-    """Build the graph of any network that has a stem, blocks and a head; see `build_graph.build`.
+) -> "AdoptedNetwork":
+    """Export the parts of any network that has a stem, blocks and a head.
 
     Args:
         model: The network; it does not change.
         image_shape: Channels, height and width.
         fixed_path: The blocks that a static graph runs; None for a graph with routers.
-        threshold: The default of the `threshold` input.
         opset: The version of the ONNX operators.
-        branch: Whether blocks are branches, for one image; otherwise for any batch.
+        any_batch: Whether batches may have any length; otherwise one image.
         thorough: Whether to try torch's newer exporter where the older one fails.
 
     Returns:
-        The ONNX model. `UserError` with its name if a part cannot be exported.
+        The parts. `UserError` with its name if a part cannot be exported.
     """
     with _computing_in_float32(model) as network:
-        export = partial(export_part, opset=opset, any_batch=not branch, thorough=thorough)
-        images_BCHW = torch.zeros(1 if branch else 2, *image_shape)  # a length of 1 may be taken for a fixed one
-        stem, blocks, head, classes = _export_parts(network, images_BCHW, fixed_path, export)
-    graph = Graph(opset)
-    batch: int | str = 1 if branch else "batch"
-    inputs: dict[str, Sequence[int | str]] = {"images": [batch, *image_shape]}
-    outputs: dict[str, Sequence[int | str]] = {"logits": [batch, classes]}
-    x = graph.insert(stem, "images")
-    if fixed_path is not None:
-        for block, runs in zip(blocks, fixed_path, strict=True):
-            x = block.before(graph, x)
-            x = block.run(graph, x) if runs else block.skip(graph, x)
-    else:
-        assert network.routers is not None
-        limit, writer = limit_of(graph, threshold), router_writer(network.routers)
-        first = AdoptedLayout(_first_layout(network))
-        start = Features(x, first.pool(graph, x) if writer.pools else first.maps(graph, x))
-        x = route(graph, blocks, writer, start, limit, branch=branch, pool_last=False).x
-        inputs["threshold"] = []
-        outputs |= {"scores": [batch, len(blocks), 2], "path": [batch, len(blocks)]}
-    graph.rename(graph.insert(head, x), "logits")
-    kind = "static" if fixed_path is not None else "routed" if branch else "masked"
-    return finish(graph.main(inputs, outputs, f"codinet_{kind}"), opset)
+        export = partial(export_part, opset=opset, any_batch=any_batch, thorough=thorough)
+        images_BCHW = torch.zeros(2 if any_batch else 1, *image_shape)  # a length of 1 may be taken for a fixed one
+        return AdoptedNetwork(network, *_export_parts(network, images_BCHW, fixed_path, export))
 
 
 @contextmanager
@@ -208,3 +186,27 @@ class AdoptedBlockWriter(AdoptedLayout, BlockWriter):
     def run(self, graph: Graph, x: str) -> str:
         assert self.parts[2] is not None
         return graph.insert(self.parts[2], x)
+
+
+class AdoptedNetwork(NetworkWriter):
+    """Exported parts."""
+
+    head_pools = False
+
+    def __init__(
+        self, model: RoutedNetwork, stem: Part, blocks: Sequence[AdoptedBlockWriter], head: Part, classes: int
+    ) -> None:
+        self.parts, self.blocks, self.classes, self.routers = (stem, head), blocks, classes, model.routers
+        self.first = AdoptedLayout(_first_layout(model))
+
+    def stem(self, graph: Graph, images: str) -> str:
+        return graph.insert(self.parts[0], images)
+
+    def pool(self, graph: Graph, x: str) -> str:
+        return self.first.pool(graph, x)
+
+    def maps(self, graph: Graph, x: str) -> str:
+        return self.first.maps(graph, x)
+
+    def head(self, graph: Graph, last: Features) -> str:
+        return graph.insert(self.parts[1], last.x)

@@ -22,9 +22,10 @@ import onnx
 from torch import nn
 
 from codinet.engines.folding import Conv, FoldedBasic, FoldedBlock, FoldedBottleneck, fold, fold_pair
-from codinet.engines.onnx.adopted_graph import ADOPTED_OPSETS, build_adopted
-from codinet.engines.onnx.graph_nodes import Graph, finish, linear, mean, pool
-from codinet.engines.onnx.routing_nodes import BlockWriter, Features, limit_of, route, router_writer
+from codinet.engines.onnx.adopted_graph import ADOPTED_OPSETS, adopted_network
+from codinet.engines.onnx.graph_nodes import Graph, linear, mean, pool
+from codinet.engines.onnx.network_graph import NetworkWriter, Usual, network_graph
+from codinet.engines.onnx.routing_nodes import BlockWriter, Features
 from codinet.errors import UserError
 from codinet.model import CoDiNet, RoutedNetwork
 
@@ -41,6 +42,7 @@ def build(
     path: Sequence[int] | None = None,
     threshold: float = 0.5,
     opset: int | None = None,
+    usual: Usual | None = None,
     thorough: bool = True,
 ) -> onnx.ModelProto:
     """Build a graph and run the ONNX checker on it.
@@ -52,6 +54,7 @@ def build(
         path: The blocks that a static graph runs (0 or 1 for each). Default: all.
         threshold: The default of the `threshold` input.
         opset: The version of the ONNX operators. Default: 17, or 18 for an adopted network.
+        usual: The usual decisions, for a routed graph that is faster for images which decide so; see `network_graph`.
         thorough: Whether to try torch's newer exporter, which takes seconds, for each part of an adopted network that
             the older one does not support.
 
@@ -66,44 +69,50 @@ def build(
         raise UserError(f"opset must be from {allowed[0]} to {allowed[-1]}{what}, got {opset}.")
     if kind != "static" and model.routers is None:
         raise UserError(f"A network without routers can only be exported with the kind static, got {kind}.")
+    if usual is not None and kind != "routed":
+        raise UserError(f"Usual decisions are for the kind routed, got the kind {kind}.")
     if path is None:
         path = [1] * len(model.blocks)
     fixed_path = path if kind == "static" else None
+    network: NetworkWriter
     if isinstance(model, CoDiNet):
-        return _build_own(model, image_shape, fixed_path, threshold, opset, branch=kind == "routed")
-    return build_adopted(model, image_shape, fixed_path, threshold, opset, branch=kind == "routed", thorough=thorough)
-
-
-def _build_own(
-    model: CoDiNet,
-    image_shape: tuple[int, int, int],
-    fixed_path: Sequence[int] | None,
-    threshold: float,
-    opset: int,
-    *,
-    branch: bool,
-) -> onnx.ModelProto:
-    net, graph = fold(model), Graph(opset)
-    blocks = _block_writers(net.blocks, _after_stem(model, image_shape))
-    batch: int | str = 1 if branch else "batch"
-    inputs: dict[str, Sequence[int | str]] = {"images": [batch, *image_shape]}
-    outputs: dict[str, Sequence[int | str]] = {"logits": [batch, model.fc.out_features]}
-    x = _stem(graph, model, "images")
-    if fixed_path is not None:
-        for block, runs in zip(blocks, fixed_path, strict=True):
-            x = block.run(graph, x) if runs else block.skip(graph, x)
-        pooled = pool(graph, x)
+        network, title = _OwnNetwork(model, image_shape), f"codinet_{model.config.arch}_{kind}"
     else:
-        assert net.routers is not None
-        limit, writer = limit_of(graph, threshold), router_writer(net.routers)
-        start = Features(x, pool(graph, x) if writer.pools else x)
-        last = route(graph, blocks, writer, start, limit, branch=branch, pool_last=True)
-        pooled = last.read if writer.pools else pool(graph, last.x)
-        inputs["threshold"] = []
-        outputs |= {"scores": [batch, len(blocks), 2], "path": [batch, len(blocks)]}
-    graph.rename(linear(graph, model.fc, pooled), "logits")
-    kind = "static" if fixed_path is not None else "routed" if branch else "masked"
-    return finish(graph.main(inputs, outputs, f"codinet_{model.config.arch}_{kind}"), opset)
+        any_batch, title = kind != "routed", f"codinet_{kind}"
+        network = adopted_network(model, image_shape, fixed_path, opset, any_batch=any_batch, thorough=thorough)
+    return network_graph(
+        network,
+        image_shape,
+        title,
+        opset=opset,
+        fixed_path=fixed_path,
+        threshold=threshold,
+        branches=kind == "routed",
+        usual=usual,
+    )
+
+
+class _OwnNetwork(NetworkWriter):
+    """A folded network."""
+
+    head_pools = True
+
+    def __init__(self, model: CoDiNet, image_shape: tuple[int, int, int]) -> None:
+        net = fold(model)
+        self.model, self.routers, self.classes = model, net.routers, model.fc.out_features
+        self.blocks = _block_writers(net.blocks, _after_stem(model, image_shape))
+
+    def stem(self, graph: Graph, images: str) -> str:
+        x = graph.one("Relu", _conv(graph, fold_pair(self.model.conv1, self.model.bn1), images))
+        if isinstance(self.model.pool, nn.Identity):
+            return x
+        return graph.one("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+
+    def pool(self, graph: Graph, x: str) -> str:
+        return pool(graph, x)
+
+    def head(self, graph: Graph, last: Features) -> str:
+        return linear(graph, self.model.fc, last.read or pool(graph, last.x))
 
 
 def _after_stem(model: CoDiNet, image_shape: tuple[int, int, int]) -> tuple[int, int]:
@@ -118,13 +127,6 @@ def _after_stem(model: CoDiNet, image_shape: tuple[int, int, int]) -> tuple[int,
 
 def _one(value: int | tuple[int, ...]) -> int:
     return value if isinstance(value, int) else value[0]
-
-
-def _stem(graph: Graph, model: CoDiNet, images: str) -> str:
-    x = graph.one("Relu", _conv(graph, fold_pair(model.conv1, model.bn1), images))
-    if isinstance(model.pool, nn.Identity):
-        return x
-    return graph.one("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
 
 
 def _conv(graph: Graph, conv: Conv, x: str) -> str:
@@ -163,8 +165,9 @@ class _OwnBlock(BlockWriter):
 
     def enter(self, graph: Graph, x: str) -> str:
         # A 1×1 maximum changes no value, but its result is in ONNX Runtime's blocked layout, where the sum and the
-        # activation fuse with the convolution. x itself comes from the outer graph in the plain layout.
-        return graph.one("MaxPool", x, kernel_shape=[1, 1])
+        # activation fuse with the convolution. x itself is in the plain layout. The features of bottlenecks are so
+        # large that the copy costs more than it saves.
+        return graph.one("MaxPool", x, kernel_shape=[1, 1]) if isinstance(self.block, FoldedBasic) else x
 
     def pool(self, graph: Graph, x: str, *, in_branch: bool = False) -> str:
         return mean(graph, x, 2, 3) if in_branch else pool(graph, x)

@@ -28,6 +28,7 @@ from codinet.checks import (
 from codinet.cost import block_costs
 from codinet.engines.contract import require_finite as require_finite_weights
 from codinet.engines.onnx.build_graph import Kind, build
+from codinet.engines.onnx.network_graph import Usual
 from codinet.engines.onnx.routing_nodes import router_writer
 from codinet.engines.onnx.runtime import OnnxEngine
 from codinet.errors import UserError
@@ -69,6 +70,7 @@ def export(
     path: Sequence[int] | None = None,
     threshold: float = 0.5,
     opset: int | None = None,
+    usual: Usual | None = None,
     images_BCHW: torch.Tensor | None = None,
 ) -> int:
     """Write the file `out`, checked on random images and on `images_BCHW`.
@@ -81,6 +83,8 @@ def export(
         path: The blocks that a static file runs (0 or 1 for each). Default: all.
         threshold: The default of the file's `threshold` input.
         opset: The version of the ONNX operators. Default: 17, or 18 for an adopted network.
+        usual: The decisions that nearly all images share (`usual_decisions`), for a routed file that is faster for
+            images which decide so, and has the weights twice.
         images_BCHW: Normalised images to check the file on, in addition to random ones.
 
     Returns:
@@ -105,17 +109,26 @@ def export(
             raise UserError(
                 f"path must have {len(model.blocks)} digits, 0 or 1, one for each block, got {len(path)} digits."
             )
+    if usual is not None:
+        _require_list("usual", usual, int | None, "0, 1 or None for each block")
+        if len(usual) != len(model.blocks) or set(usual) - {0, 1, None}:
+            raise UserError(f"usual must have 0, 1 or None for each of {len(model.blocks)} blocks, got {shown(usual)}.")
     model = copy.deepcopy(model).to("cpu", torch.float32).eval()  # as the file computes
-    proto = build(model, data.image_shape, kind=kind, path=path, threshold=threshold, opset=opset)
+    proto = build(model, data.image_shape, kind=kind, path=path, threshold=threshold, opset=opset, usual=usual)
     number = proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value
     if len(data.classes) != number:
         raise UserError(f"classes must name the {number} classes of the network, got {len(data.classes)} names.")
-    for key, value in _metadata(model, data, kind, path, threshold).items():
+    metadata = _metadata(model, data, kind, path, threshold)
+    for key, value in (metadata if usual is None else metadata | {"usual": list(usual)}).items():
         proto.metadata_props.add(key=key, value=files.to_json(value))
     content = proto.SerializeToString()
     random = torch.randn(8, *data.image_shape, generator=torch.Generator().manual_seed(0))
     checked = random if images_BCHW is None else torch.cat([random, images_BCHW.cpu().float()])
-    check(model, OnnxEngine(content, threads=1, portable=True), checked, path=path, threshold=threshold)
+    engine = OnnxEngine(content, threads=1, portable=True)
+    check(model, engine, checked, path=path, threshold=threshold)
+    if usual is not None:  # the images above may all be usual
+        for other in (0.0, 1.0):
+            check(model, engine, random, threshold=other)
     files.write(out, content)
     return len(checked)
 
@@ -153,7 +166,7 @@ def check(
         else:
             reference = model(images, decide=partial(hard, threshold=threshold))
         routed = engine.about["kind"] != "static"
-        difference = _difference(engine(images), reference, margin_limit(threshold), routed=routed)
+        difference = _difference(engine(images, threshold=threshold), reference, margin_limit(threshold), routed=routed)
         if difference:
             raise UserError(f"The exported graph disagrees with the network ({difference}); no file was written.")
 

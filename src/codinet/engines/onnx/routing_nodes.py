@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
@@ -28,7 +29,7 @@ class RouterWriter:
     pools = True  # whether routers read the pooled vector; otherwise they read the maps
 
     def __init__(self) -> None:
-        self.signed: list[str] = []  # names, batch × 2 each
+        self.signed: list[tuple[list[int], str]] = []  # blocks, and the name of batch × 2 scores for each
 
     def router(self, graph: Graph, k: int, x: str) -> str:
         """Add block k's router; returns the name of its signed scores (batch × 2)."""
@@ -36,24 +37,37 @@ class RouterWriter:
 
     def margin(self, graph: Graph, k: int, x: str, *, scalar: bool) -> str:
         """Add block k's router; returns the name of its margin: a scalar, or batch × 1."""
-        self.signed.append(self.router(graph, k, x))
+        signed = self.router(graph, k, x)
+        self.signed.append(([k], signed))
         axes = (0, 1) if scalar else (1,)
-        return graph.one("ReduceSum", self.signed[-1], graph.integers(*axes), keepdims=int(not scalar))
+        return graph.one("ReduceSum", signed, graph.integers(*axes), keepdims=int(not scalar))
 
-    def outputs(self, graph: Graph, limit: str) -> None:
-        """Add the graph outputs `scores` (batch × blocks × 2) and `path` (batch × blocks)."""
-        side_by_side = graph.one("Concat", *self.signed, axis=1)
-        signed = graph.one("Reshape", side_by_side, graph.integers(-1, len(self.signed), 2))
-        graph.rename(graph.one("Mul", signed, graph.constant(np.array([-1, 1], np.float32))), "scores")
+    def ask_later(self, graph: Graph, k: int, x: str) -> None:
+        """Add block k's router where no decision waits for it."""
+        self.signed.append(([k], self.router(graph, k, x)))
+
+    def outputs(self, graph: Graph, limit: str) -> tuple[str, str]:
+        """Add the scores (batch × blocks × 2) and the path (batch × blocks); returns their names."""
+        side_by_side = graph.one("Concat", *[name for _, name in self.signed], axis=1)
+        order = [k for blocks, _ in self.signed for k in blocks]
+        signed = graph.one("Reshape", side_by_side, graph.integers(-1, len(order), 2))
+        if order != sorted(order):
+            signed = graph.one("Gather", signed, graph.integers(*np.argsort(order)), axis=1)
+        scores = graph.one("Mul", signed, graph.constant(np.array([-1, 1], np.float32)))
         margins = graph.one("ReduceSum", signed, graph.integers(2), keepdims=0)
-        graph.rename(graph.one("Cast", graph.one("GreaterOrEqual", margins, limit), to=TensorProto.FLOAT), "path")
+        path = graph.one("Cast", graph.one("GreaterOrEqual", margins, limit), to=TensorProto.FLOAT)
+        return scores, path
 
 
 def _signed(graph: Graph, layer: nn.Linear, x: str) -> str:
     """The layer that computes scores, with the skip score negated."""
+    weight, bias = _with_sign(layer)
+    return graph.one("Gemm", x, graph.constant(weight), graph.constant(bias), transB=1)
+
+
+def _with_sign(layer: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
     sign = layer.weight.new_tensor([-1, 1])
-    weights = graph.constant(layer.weight * sign[:, None]), graph.constant(layer.bias * sign)
-    return graph.one("Gemm", x, *weights, transB=1)
+    return layer.weight * sign[:, None], layer.bias * sign
 
 
 class FCWriter(RouterWriter):
@@ -62,10 +76,33 @@ class FCWriter(RouterWriter):
     def __init__(self, routers: Sequence[FCRouter]) -> None:
         super().__init__()
         self.routers = routers
+        self.waiting: dict[int, list[tuple[int, str]]] = {}  # width → blocks and the vectors that their routers read
 
     def router(self, graph: Graph, k: int, x: str) -> str:
         router = self.routers[k]
         return _signed(graph, router.out, graph.one("Relu", linear(graph, router.hidden, x)))
+
+    def ask_later(self, graph: Graph, k: int, x: str) -> None:
+        self.waiting.setdefault(self.routers[k].hidden.in_features, []).append((k, x))
+
+    def outputs(self, graph: Graph, limit: str) -> tuple[str, str]:
+        for width, asked in self.waiting.items():
+            self.signed.append(([k for k, _ in asked], self._together(graph, width, asked)))
+        return super().outputs(graph, limit)
+
+    def _together(self, graph: Graph, width: int, asked: Sequence[tuple[int, str]]) -> str:
+        """Add the routers of several blocks as one product per layer, for one image: 1 × 2 scores for each."""
+        routers = [self.routers[k] for k, _ in asked]
+        hidden = [(router.hidden.weight, router.hidden.bias) for router in routers]
+        out = [_with_sign(router.out) for router in routers]
+        side_by_side = graph.one("Concat", *[x for _, x in asked], axis=1)
+        x = graph.one("Reshape", side_by_side, graph.integers(len(asked), 1, width))
+        for layer in (hidden, out):
+            weight = torch.stack([weight.T for weight, _ in layer])
+            bias = torch.stack([bias[None] for _, bias in layer])
+            x = graph.one("Add", graph.one("MatMul", x, graph.constant(weight)), graph.constant(bias))
+            x = graph.one("Relu", x) if layer is hidden else x
+        return graph.one("Reshape", x, graph.integers(1, -1))
 
 
 class CNNWriter(RouterWriter):
@@ -180,45 +217,9 @@ def limit_of(graph: Graph, threshold: float) -> str:
     return graph.one("Log", graph.one("Div", probability, graph.one("Sub", high, probability)))
 
 
-def route(
-    graph: Graph,
-    blocks: Sequence[BlockWriter],
-    writer: RouterWriter,
-    start: Features,
-    limit: str,
-    *,
-    branch: bool,
-    pool_last: bool,
-) -> Features:
-    """Add all blocks with their routers, and the graph outputs `scores` and `path`.
-
-    Args:
-        graph: The main graph.
-        blocks: The blocks.
-        writer: Their routers.
-        start: The features before the first block.
-        limit: The name of the smallest margin that runs a block.
-        branch: Whether each block is a branch; otherwise it is computed and masked.
-        pool_last: Whether the pooled vector after the last block is needed.
-
-    Returns:
-        The features after the last block.
-    """
-    now = start
-    for k, block in enumerate(blocks):
-        runs = graph.one("GreaterOrEqual", writer.margin(graph, k, now.read, scalar=branch), limit)
-        pools = writer.pools and (k + 1 < len(blocks) or pool_last)
-        step = _branch if branch else _mask
-        now = step(graph, k, block, runs, now, pools)
-        if not writer.pools and k + 1 < len(blocks):
-            now = Features(now.x, block.maps(graph, now.x))
-    writer.outputs(graph, limit)
-    return now
-
-
-def _branch(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, pools: bool) -> Features:
+def branch(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, pools: bool) -> Features:
     """An `If` that returns the next features and, where routers pool, the pooled vector, which a skip keeps."""
-    then, other = Graph(graph.opset, f"run{k}_"), Graph(graph.opset, f"skip{k}_")
+    then, other = (Graph(graph.opset, f"{graph.prefix}{what}{k}_") for what in ("run", "skip"))
     x = block.before(graph, now.x)
     ran = [block.run(then, block.enter(then, x))]
     shortcut = block.skip(other, x)
@@ -234,7 +235,7 @@ def _branch(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, 
     return Features(names[0], names[1] if pools else "")
 
 
-def _mask(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, pools: bool) -> Features:
+def mask(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, pools: bool) -> Features:
     """Compute both, select one per image."""
     x = block.before(graph, now.x)
     mask = graph.one("Unsqueeze", runs, graph.integers(*range(2, 1 + len(block.shape))))

@@ -4,7 +4,8 @@ Reads files of `codinet export`; other ONNX files raise `UserError`. A routed gr
 loop; masked and static graphs take any batch. Paths cannot be forced, because decisions are made inside the graph.
 
 A routed graph is rewritten in memory for this machine where possible (`blocked_layout`). ONNX Runtime does the same by
-itself for a static graph. `portable` keeps the graph of the file.
+itself for a static graph. `portable` keeps the graph of the file, and so does a file with usual decisions
+(`network_graph`).
 """
 
 import math
@@ -12,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 import onnx
@@ -22,6 +23,7 @@ import torch
 from codinet.engines.contract import Engine, InputSpec
 from codinet.engines.onnx.blocked_layout import keep_blocked
 from codinet.engines.onnx.build_graph import Kind, build
+from codinet.engines.onnx.network_graph import Usual
 from codinet.errors import UserError, first_line, shown
 from codinet.files import open_regular, parse_json, to_json, unreadable
 from codinet.model import RoutedNetwork
@@ -59,7 +61,7 @@ class OnnxEngine(Engine):
         spec = InputSpec(self.image_shape[0], dtype=None, blocks=None)
         super().__init__(spec, threshold=float(self.about.get("threshold", 0.5)) if threshold is None else threshold)
         self.one_by_one = self.about["kind"] == "routed"
-        if self.one_by_one and not portable:
+        if self.one_by_one and not portable and "usual" not in self.about:  # the rewriting gains less than that
             self.session = open_blocked(source, self.session, threads=threads) or self.session
         # The path of a static graph. Converting the list takes 30 µs, so it is done once.
         self.path_N = torch.tensor(self.about.get("path", []), dtype=torch.float32)
@@ -73,8 +75,10 @@ class OnnxEngine(Engine):
         kind: Kind = "routed",
         threshold: float = 0.5,
         threads: int | None = None,
+        usual: Usual | None = None,
+        portable: bool = False,
         thorough: bool = True,
-    ) -> "OnnxEngine":
+    ) -> Self:
         """The engine of a network, without a file.
 
         Args:
@@ -83,15 +87,17 @@ class OnnxEngine(Engine):
             kind: routed, masked or static.
             threshold: The run probability from which a block runs.
             threads: CPU threads. Default: as many as torch uses.
+            usual: See `build_graph.build`.
+            portable: Do not rewrite the graph for this machine.
             thorough: See `build_graph.build`.
         """
-        proto = build(model, image_shape, kind=kind, thorough=thorough)
-        about: dict[str, Any] = {"kind": kind}
+        proto = build(model, image_shape, kind=kind, usual=usual, thorough=thorough)
+        about: dict[str, Any] = {"kind": kind} if usual is None else {"kind": kind, "usual": usual}
         if kind == "static":
             about["path"] = [1] * len(model.blocks)
         for key, value in about.items():
             proto.metadata_props.add(key=key, value=to_json(value))
-        return cls(proto.SerializeToString(), threshold=threshold, threads=threads)
+        return cls(proto.SerializeToString(), threshold=threshold, threads=threads, portable=portable)
 
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
         if list(images_BCHW.shape[1:]) != self.image_shape:
@@ -102,10 +108,10 @@ class OnnxEngine(Engine):
             )
         images = np.ascontiguousarray(images_BCHW.float().cpu().numpy())
         if self.one_by_one and len(images) > 1:
-            rows = [self._run(images[i : i + 1], threshold) for i in range(len(images))]
+            rows = [self.run_graph(images[i : i + 1], threshold) for i in range(len(images))]
             parts = [np.concatenate(column) for column in zip(*rows, strict=True)]
         else:
-            parts = self._run(images, threshold)
+            parts = self.run_graph(images, threshold)
         if any(len(part) != len(images) for part in parts):
             raise UserError("This ONNX graph does not return one row per image; export the run again.")
         logits_BK = torch.from_numpy(parts[0])
@@ -114,7 +120,8 @@ class OnnxEngine(Engine):
             return RoutedOutput(logits_BK, torch.zeros(*path_BN.shape, 2), path_BN)
         return RoutedOutput(logits_BK, torch.from_numpy(parts[1]), torch.from_numpy(parts[2]))
 
-    def _run(self, images: np.ndarray, threshold: float) -> list[np.ndarray]:
+    def run_graph(self, images: np.ndarray, threshold: float) -> list[np.ndarray]:
+        """Logits and, unless the graph is static, scores and path of images that the graph takes at once."""
         feeds = {"images": images}
         if self.about["kind"] != "static":
             feeds["threshold"] = np.array(threshold, np.float32)
