@@ -20,6 +20,8 @@ from codinet.data.dataset import Dataset
 from codinet.environment import describe, is_out_of_memory
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation
+from codinet.methods import method_named
+from codinet.methods.method import StageStart
 from codinet.runs import RunFolder, RunWriter
 from codinet.specs import library_versions
 from codinet.thresholds import MISSED
@@ -31,11 +33,12 @@ from codinet.train.distributed import World, seed_apart
 from codinet.train.reporting import Reporter
 from codinet.train.setup import CHECKPOINTS, claimed_folder, identify, prepare, read_sources
 from codinet.train.splits import SplitEvaluator, augmentation_of
-from codinet.train.stages import Stage, decay_scale, stages_of
-from codinet.train.step import Step, Task
+from codinet.train.stages import Stage, decay_scale, path_progress, stages_of
+from codinet.train.step import Step, Task, share_of_blocks
 
 SAVE_SECONDS = 300  # within long epochs, write a checkpoint at least this often
 PAUSE_SECONDS = 5  # after short epochs, write none until the last one is this old
+CHOICE_BATCHES = 2  # of the evaluation split, on which a method measures the loss before a stage
 ASK_EVERY = 16  # steps after which several processes ask rank 0 whether to write one
 
 COLLAPSE = (
@@ -107,7 +110,7 @@ class _Training:
         self.execution = execution = execution.resolve(device, world)
         self.sources = world.on_rank0(lambda: read_sources(config, out, resume=resume))
         self.config = config = self.sources.record_in(config)
-        self.stages = stages_of(config)
+        self.stages, self.method = stages_of(config), method_named(config.method)
         # Before the folder is created, so that settings that cannot work leave no folder behind.
         self.setup = setup = world.on_every_rank(
             lambda: prepare(
@@ -124,6 +127,7 @@ class _Training:
         if world.size > 1:
             seed_apart(config.seed, world.rank)
         self.model, self.splits, self.controller = setup.model, setup.splits, setup.controller
+        self.frozen = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
         self.evaluator = SplitEvaluator(setup.table, device, world)
         assert config.schedule.batch is not None
         augmentation = augmentation_of(config, dataset)
@@ -230,6 +234,9 @@ class _Training:
 
     def _run_stage(self, number: int, start: Checkpoint) -> None:
         stage = self.stages[number]
+        if not (start.position.epoch or start.position.step):
+            self._begin_stage(stage)
+        self._choose_trained(stage)
         built = build_step(self.task, stage, self.execution, self.reporter.warn)
         step, self.execution = built.step, built.execution
         if start.tensors:
@@ -237,15 +244,37 @@ class _Training:
         elif number == 0 and (self.sources.given_initial or self.config.extra.pretrained):
             self._save(Position(), step)  # from here on, the start network is not needed any more
         self.saved_at = time.monotonic()
-        self.model.train()
         for epoch in range(start.position.epoch, stage.epochs):
             first = start.position.step if epoch == start.position.epoch else 0
+            for network in {step.eval_model, self.model}:
+                if network.routers is not None:
+                    self.method.begin_epoch(stage, epoch, network.routers)
             self._run_epoch(number, epoch, first, built)
-            self._end_epoch(stage, epoch, step)
+            self._end_epoch(number, epoch, step)
             if epoch + 1 == stage.epochs:
                 self._save(Position(number + 1, 0, 0, self.rows), step)
             elif self._older_than(PAUSE_SECONDS):
                 self._save(Position(number, epoch + 1, 0, self.rows), step)
+
+    def _begin_stage(self, stage: Stage) -> None:
+        """Let the method set up the routers, with the loss on a few calibration images as a measure."""
+        if self.model.routers is None:
+            return
+
+        def measure_loss() -> float:
+            return self.evaluator.evaluate(self.model, self.splits.calibration, most=CHOICE_BATCHES).loss
+
+        shares = share_of_blocks(self.setup.table, torch.device("cpu"))
+        self.method.begin_stage(stage, StageStart(self.model.routers, *shares, self.config.losses.budget, measure_loss))
+
+    def _choose_trained(self, stage: Stage) -> None:
+        """Put the parts that a stage trains into training mode, and the rest into evaluation mode without gradients."""
+        self.model.train(stage.train_backbone)
+        if self.model.routers is not None:
+            self.model.routers.train(stage.train_routers)
+        for name, parameter in self.model.named_parameters():
+            if not name.startswith("routers.") and name not in self.frozen:
+                parameter.requires_grad_(stage.train_backbone)
 
     def _run_epoch(self, number: int, epoch: int, first: int, built: BuiltStep) -> None:
         step, stage, steps = built.step, self.stages[number], self.splits.steps
@@ -262,14 +291,15 @@ class _Training:
             step.lr.fill_(stage.lr_at(done))
             step.decay_scale.fill_(decay_scale(done / stage.epochs))
             if self.controller and stage.path_losses:
-                self.controller.aim(done / stage.epochs)
+                self.controller.aim(path_progress(self.stages, number, done) if stage.ramp else 1.0)
             built.run()
             self.reporter.advance()
             if i + 1 < steps and self._is_time_to_save(i + 1):
                 self._save(Position(number, epoch, i + 1, self.rows), step)
 
-    def _end_epoch(self, stage: Stage, epoch: int, step: Step) -> None:
+    def _end_epoch(self, number: int, epoch: int, step: Step) -> None:
         """Average what processes hold apart, meet the budget, evaluate and log."""
+        stage, controller = self.stages[number], self.controller if self.stages[number].meets_budget else None
         self.world.average_statistics(self.model)
         if step.average:
             self.world.average_statistics(step.average.model)
@@ -281,16 +311,17 @@ class _Training:
         # In full precision an evaluation takes a GPU as long as a short epoch; only the last one is reported.
         half = bool(self.execution.amp) and not last
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-            if self.controller and (not stage.train_routers or last):
-                self.controller.calibrate(networks, self.evaluator.cost_at(step.eval_model, splits.calibration))
+            if controller and (not stage.train_routers or last):
+                controller.calibrate(networks, self.evaluator.cost_at(step.eval_model, splits.calibration))
             watched = self.evaluator.evaluate(step.eval_model, splits.watched)
             self._log(stage, epoch, step, watched)
-            if self.controller and stage.train_routers and not last:
+            if controller and stage.train_routers and not last:
                 # Test images must not influence the training, even if they are watched.
                 calibrated = splits.watched is splits.calibration
                 plain = watched if calibrated else self.evaluator.evaluate(step.eval_model, splits.calibration)
                 cost_at = estimated_cost(self.setup.table, plain.paths.run_probability_TN)
-                self.controller.settle(networks, plain.cost_share, cost_at, progress=(epoch + 1) / stage.epochs)
+                progress = path_progress(self.stages, number, epoch + 1)
+                controller.settle(networks, plain.cost_share, cost_at, progress=progress)
         step.sums.zero_()
         self._report_damaged()
 
@@ -315,7 +346,8 @@ class _Training:
         self.rows += 1
         self.world.on_rank0(lambda: self.folder.add_metrics(row))
         self.reporter.row(row)
-        if evaluation.collapsed and self.config.network.routed and epoch + 1 == stage.epochs:
+        meant = self.method.one_path or not (self.config.network.routed and stage.meets_budget)
+        if evaluation.collapsed and not meant and epoch + 1 == stage.epochs:
             self.reporter.warn(COLLAPSE)
 
     def _stop_if_not_finite(self, stage: Stage, epoch: int, step: Step) -> None:
