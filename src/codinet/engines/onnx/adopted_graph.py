@@ -67,7 +67,7 @@ def build_adopted(
     else:
         assert network.routers is not None
         limit, writer = limit_of(graph, threshold), router_writer(network.routers)
-        writer.start(graph, "images", image_shape, any_batch=not branch)
+        writer.start(graph, "images", image_shape)
         first = AdoptedLayout(_first_layout(network))
         start = Features(x, first.pool(graph, x) if writer.pools else first.maps(graph, x))
         x = route(graph, blocks, writer, start, limit, branch=branch, pool_last=False).x

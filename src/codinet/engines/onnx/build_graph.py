@@ -96,7 +96,7 @@ def _build_own(
     else:
         assert net.routers is not None
         limit, writer = limit_of(graph, threshold), router_writer(net.routers)
-        writer.start(graph, "images", image_shape, any_batch=not branch)
+        writer.start(graph, "images", image_shape)
         start = Features(x, pool(graph, x) if writer.pools else x)
         last = route(graph, blocks, writer, start, limit, branch=branch, pool_last=True)
         pooled = last.read if writer.pools else pool(graph, last.x)

@@ -33,7 +33,7 @@ class RouterWriter:
     def __init__(self) -> None:
         self.signed: list[str] = []  # names, batch × 2 each
 
-    def start(self, graph: Graph, images: str, image_shape: Sequence[int], *, any_batch: bool) -> None:
+    def start(self, graph: Graph, images: str, image_shape: Sequence[int]) -> None:
         """Add what routers compute once, before the first block, from the images."""
 
     def router(self, graph: Graph, k: int, x: str) -> str:
@@ -130,12 +130,12 @@ class OnceWriter(RouterWriter):
         super().__init__()
         self.routers, self.all = routers, ""
 
-    def start(self, graph: Graph, images: str, image_shape: Sequence[int], *, any_batch: bool) -> None:
-        example = torch.zeros(2 if any_batch else 1, *image_shape)
+    def start(self, graph: Graph, images: str, image_shape: Sequence[int]) -> None:
+        example = torch.zeros(2, *image_shape)  # a length of 1 may be taken for a fixed one
         routers = copy.deepcopy(self.routers).to("cpu", torch.float32).eval()
         opset = min(graph.opset, OPSETS[-1])  # these nodes mean the same in later ones
         part = TorchPart(routers, routers.scores)
-        exported = export_part("The routers", part, example, opset=opset, any_batch=any_batch, thorough=False)
+        exported = export_part("The routers", part, example, opset=opset, any_batch=True, thorough=False)
         sign = graph.constant(np.array([-1, 1], np.float32))
         self.all = graph.one("Mul", graph.insert(exported, images), sign)
 
