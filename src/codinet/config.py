@@ -362,10 +362,6 @@ def _check(config: RunConfig) -> None:
         (rate is None or losses.budget is None, "--budget and --target-rate exclude each other; leave one out."),
         (rate is None or 0 <= rate <= 1, f"--target-rate must be between 0 and 1, got {rate or 0:g}."),
         (
-            not 1 <= schedule.epochs < method.least_epochs,
-            f"--method {method.name} requires --epochs {method.least_epochs} or more, got {schedule.epochs}.",
-        ),
-        (
             losses.budget is None or 0 < losses.budget <= 1,
             f"--budget must be above 0 and at most 1 (the cost of the static network), got {losses.budget or 0:g}.",
         ),

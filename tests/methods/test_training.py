@@ -31,15 +31,9 @@ OTHERS = [name for name in NAMES[1:] if method_named(name).routed]  # the defaul
 SameRun = Callable[[Path, Path], None]
 
 
-@cache
-def half_of_digits() -> Dataset:
-    digits = load_digits()
-    return replace(digits, train=digits.train.subset(torch.arange(0, len(digits.train), 2)))
-
-
 def short(name: str) -> RunConfig:
     config = demo("digits")
-    schedule = replace(config.schedule, epochs=3, finetune=1, batch=64, views=1)
+    schedule = replace(config.schedule, epochs=3, finetune=1, batch=128, views=1)
     return resolve(replace(config, method=name, schedule=schedule))
 
 
@@ -50,7 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     @cache
     def train(name: str) -> tuple[Path, Evaluation]:
         out = tmp_path_factory.mktemp("methods") / name
-        return out, loop.train(out, short(name), half_of_digits(), device=CPU)[1]
+        return out, loop.train(out, short(name), load_digits(), device=CPU)[1]
 
     return train
 
@@ -153,7 +147,7 @@ def test_a_network_of_timm(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from codinet.engines.onnx import OnnxEngine
 
-    digits = half_of_digits()
+    digits = load_digits()
     data = replace(digits, train=digits.train.subset(torch.arange(96)), test=digits.test.subset(torch.arange(48)))
     config = RunConfig(
         "digits",

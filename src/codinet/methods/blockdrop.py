@@ -5,7 +5,6 @@ a frozen network, then for all blocks and together with the network.
 """
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ from codinet.methods.method import (
     PathBatch,
     PathLoss,
     Stage,
-    finetune_stages,
+    finetune_stage,
     main_stage,
     starts_trained,
     static_stage,
@@ -116,17 +115,19 @@ class BlockDropMethod(Method):
     title = "BlockDrop"
     routers = ("policy",)
     settings = ROUTING | {"gamma", "penalty", "policy_weight"}
-    least_epochs = 3
 
     def stages(self, config: "RunConfig") -> list[Stage]:
         schedule = config.schedule
         alone = 0 if starts_trained(config) else schedule.epochs // 2
-        policy = max(1, (schedule.epochs - alone) // 2)
-        learns: dict[str, Any] = {"train_routers": True, "path_losses": True, "greedy": True}
-        curriculum = main_stage("curriculum", schedule, policy, decide=sample_bounded, train_backbone=False, **learns)
-        joint = main_stage("joint", schedule, schedule.epochs - alone - policy, decide=sample_bounded, **learns)
-        first = [static_stage(schedule, alone)] if alone else []
-        return [*first, curriculum, replace(joint, lr=schedule.finetune_lr), *finetune_stages(schedule)]
+        policy = (schedule.epochs - alone) // 2
+        both = schedule.epochs - alone - policy
+        learns: dict[str, Any] = {"decide": sample_bounded, "train_routers": True, "path_losses": True, "greedy": True}
+        return [
+            *static_stage(schedule, alone),
+            *main_stage("curriculum", schedule, policy, train_backbone=False, **learns),
+            *main_stage("joint", schedule, both, lr=schedule.finetune_lr, **learns),
+            *finetune_stage(schedule),
+        ]
 
     def begin_epoch(self, stage: Stage, epoch: int, routers: Routers) -> None:
         assert isinstance(routers, PolicyRouters)

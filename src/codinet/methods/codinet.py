@@ -7,7 +7,7 @@ import torch
 
 from codinet.checks import require_choice
 from codinet.losses import Terms, consistency, diversity, expected_cost, score_decay, total
-from codinet.methods.method import ROUTING, Method, PathBatch, PathLoss, Stage, finetune_stages, main_stage
+from codinet.methods.method import ROUTING, Method, PathBatch, PathLoss, Stage, finetune_stage, main_stage
 from codinet.published import CODINET, STATIC, VANILLA
 from codinet.relaxation import RELAXATIONS, run_probability
 
@@ -33,7 +33,7 @@ class CoDiNetMethod(Method):
         require_choice("relaxation", config.network.relaxation, RELAXATIONS)
         relaxed = partial(RELAXATIONS[config.network.relaxation], tau=config.network.tau)
         joint = main_stage("joint", config.schedule, decide=relaxed, train_routers=True, path_losses=True)
-        return [joint, *finetune_stages(config.schedule)]
+        return [*joint, *finetune_stage(config.schedule)]
 
     def loss(self, classification: torch.Tensor, batch: PathBatch) -> PathLoss:
         """Eq. 12, and the decay of the margins."""

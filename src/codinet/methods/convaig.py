@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from codinet.checks import require_tensor
 from codinet.losses import expected_cost
-from codinet.methods.method import ROUTING, Method, PathBatch, PathLoss, Stage, finetune_stages, main_stage, rate_for
+from codinet.methods.method import ROUTING, Method, PathBatch, PathLoss, Stage, finetune_stage, main_stage, rate_for
 from codinet.relaxation import straight_through
 from codinet.routers import FCRouter, State, explain_failure, pool, require_width
 
@@ -95,7 +95,7 @@ class ConvAIGMethod(Method):
     def stages(self, config: "RunConfig") -> list[Stage]:
         decide = partial(straight_through, tau=config.network.tau)
         joint = main_stage("joint", config.schedule, decide=decide, train_routers=True, path_losses=True, ramp=False)
-        return [joint, *finetune_stages(config.schedule)]
+        return [*joint, *finetune_stage(config.schedule)]
 
     def loss(self, classification: torch.Tensor, batch: PathBatch) -> PathLoss:
         """L_cls + w · target rate + γ · cost. A budget gives the target, and γ corrects what is left."""

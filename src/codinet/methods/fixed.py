@@ -5,7 +5,7 @@ set of blocks costs can be met.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,7 @@ from codinet.methods.method import (
     Method,
     Stage,
     StageStart,
-    finetune_stages,
+    finetune_stage,
     main_stage,
     starts_trained,
     static_stage,
@@ -98,23 +98,15 @@ class FixedMethod(Method):
     routers = ("bias",)
     settings = ROUTING
     one_path = True
-    least_epochs = 2
 
     def stages(self, config: "RunConfig") -> list[Stage]:
         schedule = config.schedule
         whole = 0 if starts_trained(config) else schedule.epochs // 2
+        kept: dict[str, Any] = {"decide": hard, "train_routers": False, "path_losses": False, "meets_budget": False}
         return [
-            *([static_stage(schedule, whole)] if whole else []),
-            main_stage(
-                "path",
-                schedule,
-                schedule.epochs - whole,
-                decide=hard,
-                train_routers=False,
-                path_losses=False,
-                meets_budget=False,
-            ),
-            *finetune_stages(schedule, meets_budget=False),
+            *static_stage(schedule, whole),
+            *main_stage("path", schedule, schedule.epochs - whole, **kept),
+            *finetune_stage(schedule, meets_budget=False),
         ]
 
     def begin_stage(self, stage: Stage, start: StageStart) -> None:

@@ -58,29 +58,37 @@ class Stage:
         return rate * 0.1 ** sum(done >= mark for mark in self.milestones)
 
 
-def main_stage(name: str, schedule: "ScheduleConfig", epochs: int | None = None, **settings: Any) -> Stage:
-    """Return a stage with the main learning rate; `epochs` are all of stage 1 by default."""
+# Lists, because a stage of 0 epochs is left out.
+
+
+def main_stage(
+    name: str, schedule: "ScheduleConfig", epochs: int | None = None, *, lr: float | None = None, **settings: Any
+) -> list[Stage]:
+    """Return a stage of stage 1: with all of its epochs and its learning rate by default, and with its schedule."""
     epochs = schedule.epochs if epochs is None else epochs
-    return Stage(
-        name=name,
-        epochs=epochs,
-        lr=schedule.lr,
-        schedule=schedule.schedule,
-        warmup=min(schedule.warmup, epochs / 5),  # at most a fifth of a short run
-        milestones=schedule.milestones,
-        **settings,
-    )
+    if epochs == 0:
+        return []
+    return [
+        Stage(
+            name=name,
+            epochs=epochs,
+            lr=schedule.lr if lr is None else lr,
+            schedule=schedule.schedule,
+            warmup=min(schedule.warmup, epochs / 5),  # at most a fifth of a short run
+            milestones=schedule.milestones,
+            **settings,
+        )
+    ]
 
 
-def static_stage(schedule: "ScheduleConfig", epochs: int | None = None) -> Stage:
+def static_stage(schedule: "ScheduleConfig", epochs: int | None = None) -> list[Stage]:
     """Return a stage that trains the network with every block run."""
-    return main_stage(
-        "static", schedule, epochs, decide=run_all, train_routers=False, path_losses=False, meets_budget=False
-    )
+    fixed = {"decide": run_all, "train_routers": False, "path_losses": False, "meets_budget": False}
+    return main_stage("static", schedule, epochs, **fixed)
 
 
-def finetune_stages(schedule: "ScheduleConfig", **settings: Any) -> list[Stage]:
-    """Return stage 2, which trains the network under fixed routers with hard decisions; none for 0 epochs."""
+def finetune_stage(schedule: "ScheduleConfig", **settings: Any) -> list[Stage]:
+    """Return stage 2, which trains the network under fixed routers with hard decisions."""
     if not schedule.finetune:
         return []
     return [
@@ -154,7 +162,6 @@ class Method:
         settings: The settings of routers, losses and stage 2 that it uses.
         routed: Whether networks have routers.
         one_path: Whether all images are meant to take the same path.
-        least_epochs: Epochs that its stages before stage 2 need.
     """
 
     name: ClassVar[str]
@@ -163,7 +170,6 @@ class Method:
     settings: ClassVar[frozenset[str]]
     routed: ClassVar[bool] = True
     one_path: ClassVar[bool] = False
-    least_epochs: ClassVar[int] = 1
 
     def configure(self, config: "RunConfig") -> "RunConfig":
         """Return the config with the method's router and without losses that it does not have."""

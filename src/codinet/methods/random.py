@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from codinet.methods.method import ROUTING, Method, Stage, StageStart, finetune_stages, main_stage, rate_for
+from codinet.methods.method import ROUTING, Method, Stage, StageStart, finetune_stage, main_stage, rate_for
 from codinet.relaxation import hard
 from codinet.routers import OPEN, Biases, OnceRouters
 
@@ -73,7 +73,7 @@ class RandomMethod(Method):
 
     def stages(self, config: "RunConfig") -> list[Stage]:
         joint = main_stage("joint", config.schedule, decide=hard, train_routers=False, path_losses=False)
-        return [joint, *finetune_stages(config.schedule)]
+        return [*joint, *finetune_stage(config.schedule)]
 
     def begin_stage(self, stage: Stage, start: StageStart) -> None:
         assert isinstance(start.routers, HashRouters)

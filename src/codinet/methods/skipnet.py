@@ -3,15 +3,14 @@
 Its recurrent gate is the router `rnn`, and its feed-forward gate (FFGate-II) the router `cnn`.
 """
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
 
 from codinet.checks import require_tensor
 from codinet.losses import expected_cost
-from codinet.methods.method import ROUTING, Method, PathBatch, PathLoss, Stage, finetune_stages, main_stage
+from codinet.methods.method import ROUTING, Method, PathBatch, PathLoss, Stage, finetune_stage, main_stage
 from codinet.relaxation import run_probability
 
 if TYPE_CHECKING:
@@ -64,24 +63,17 @@ class SkipNetMethod(Method):
     title = "SkipNet"
     routers = ("rnn", "cnn")
     settings = ROUTING | {"gamma", "policy_weight"}
-    least_epochs = 2
 
     def stages(self, config: "RunConfig") -> list[Stage]:
         schedule = config.schedule
         first = schedule.epochs // 2
-        supervised = main_stage(
-            "supervised",
-            schedule,
-            first,
-            decide=run_probability,
-            train_routers=True,
-            path_losses=False,
-            meets_budget=False,
-        )
-        hybrid = main_stage(
-            "hybrid", schedule, schedule.epochs - first, decide=sample, train_routers=True, path_losses=True
-        )
-        return [supervised, replace(hybrid, lr=schedule.finetune_lr), *finetune_stages(schedule)]
+        soft: dict[str, Any] = {"decide": run_probability, "path_losses": False, "meets_budget": False}
+        sampled: dict[str, Any] = {"decide": sample, "path_losses": True, "lr": schedule.finetune_lr}
+        return [
+            *main_stage("supervised", schedule, first, train_routers=True, **soft),
+            *main_stage("hybrid", schedule, schedule.epochs - first, train_routers=True, **sampled),
+            *finetune_stage(schedule),
+        ]
 
     def loss(self, classification: torch.Tensor, batch: PathBatch) -> PathLoss:
         """L_cls and the policy loss."""

@@ -23,7 +23,7 @@ class StaticMethod(Method):
         return replace(config, network=replace(config.network, routed=False))
 
     def stages(self, config: "RunConfig") -> list[Stage]:
-        return [static_stage(config.schedule)]
+        return static_stage(config.schedule)
 
 
 METHOD = StaticMethod()

@@ -21,7 +21,7 @@ def decay_scale(done: float) -> float:
 def stages_of(config: RunConfig) -> list[Stage]:
     """Return the stages of a run, in order, given its resolved config."""
     require_kind("config", config, RunConfig, "a RunConfig")
-    return method_named(config.method).stages(config) if config.network.routed else [static_stage(config.schedule)]
+    return method_named(config.method).stages(config) if config.network.routed else static_stage(config.schedule)
 
 
 def path_progress(stages: list[Stage], number: int, done: float) -> float:
