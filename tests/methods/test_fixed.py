@@ -1,4 +1,5 @@
 from itertools import product
+from random import Random
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_nothing_is_dropped_if_the_budget_is_met() -> None:
 
 
 @given(st.lists(st.sampled_from([0.05, 0.08, 0.11, 0.13]), min_size=1, max_size=8), st.floats(0, 1), st.randoms())
-def test_no_set_of_blocks_is_closer_to_the_budget_than_the_gap_allows(costs: list[float], share: float, luck) -> None:  # type: ignore[no-untyped-def]
+def test_no_set_of_blocks_is_closer_than_the_gap_allows(costs: list[float], share: float, luck: Random) -> None:
     budget = share * sum(costs)
     path = choose_path(costs, budget, lambda _path: luck.random())
 

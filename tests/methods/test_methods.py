@@ -13,10 +13,11 @@ from codinet.errors import UserError
 from codinet.methods import DEFAULT, NAMES, method_named
 from codinet.methods.method import PathBatch, rate_for
 from codinet.methods.router_kinds import ROUTER_KINDS
+from codinet.presets import as_static
 from codinet.records import RoutedOutput
 from codinet.relaxation import hard
 from codinet.runs import RunFolder
-from codinet.sweep.plan import Grid, method_of, plan
+from codinet.sweep.plan import Grid, canonical, method_of, plan
 from codinet.train.stages import path_progress, stages_of
 
 ROUTED = [name for name in NAMES if method_named(name).routed]
@@ -141,6 +142,15 @@ def test_a_run_records_its_method_and_a_file_can_name_another(
     assert "the routing has collapsed" not in capsys.readouterr().err
     titles = [method_named(config.method).title_of(config) for config in configs]
     assert titles == ["random skipping", "best fixed path", "static"]
+
+
+def test_without_routers_all_methods_are_the_static_network() -> None:
+    static = resolve(as_static(run_of(DEFAULT)))
+    for name in ROUTED:
+        config = resolve(RunConfig("digits", method=name, network=NetworkConfig(routed=False)))
+        assert method_named(config.method).title_of(config) == "static"
+        assert canonical(config) == canonical(static)
+        assert canonical(as_static(run_of(name))) == canonical(static)
 
 
 def test_a_sweep_over_methods() -> None:

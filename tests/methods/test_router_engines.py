@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_a_shift_moves_every_run_score(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NEW)
-def test_a_network_is_saved_with_its_routers(kind: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_network_is_saved_with_its_routers(kind: str, tmp_path: Path) -> None:
     model = network(kind)
     save(model, tmp_path / "saved")
     loaded = load(tmp_path / "saved")

@@ -12,7 +12,7 @@ from codinet import files
 from codinet.cli import parse
 from codinet.config import PARTS, RunConfig, flag_of
 from codinet.errors import UserError, shown, suggestion
-from codinet.methods import DEFAULT, method_named
+from codinet.methods import method_named
 
 _MAX_YAML_BYTES = 2**20
 _MAX_JSON_BYTES = 2**24  # config.json of a run also has the names of all classes
@@ -45,8 +45,9 @@ def with_file(args: A) -> A:
     source = entries.pop("source", None)
     typed = {name for part in PARTS for name in getattr(given, part)}
     replaced = {other for name in typed for other in _REPLACES.get(name, ())} - typed
-    replaced |= ({"routed", "router", "alpha", "beta", "score_decay"} if given.method is not None else set()) - typed
-    if given.network.get("routed") is False or not method_named(given.method or DEFAULT).routed:
+    if given.method is not None:  # it has its own defaults for these
+        replaced |= {"routed", "router", "alpha", "beta", "score_decay"} - typed
+    if given.network.get("routed") is False or (given.method is not None and not method_named(given.method).routed):
         replaced |= {"budget", "gamma", "target_rate"} - typed
     words = [word for name, value in entries.items() if name not in replaced for word in _words(name, value, path)]
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 
 from codinet.checks import LARGEST_COUNT, require_callable, require_choice, require_kind, require_number, require_whole
+from codinet.methods import DEFAULT
 from codinet.records import RoutedOutput
 from codinet.relaxation import Decide, hard
 from codinet.routers import Routers
@@ -83,7 +84,7 @@ def main_stage(
 
 def static_stage(schedule: "ScheduleConfig", epochs: int | None = None) -> list[Stage]:
     """Return a stage that trains the network with every block run."""
-    fixed = {"decide": run_all, "train_routers": False, "path_losses": False, "meets_budget": False}
+    fixed: dict[str, Any] = {"decide": run_all, "train_routers": False, "path_losses": False, "meets_budget": False}
     return main_stage("static", schedule, epochs, **fixed)
 
 
@@ -174,6 +175,8 @@ class Method:
     def configure(self, config: "RunConfig") -> "RunConfig":
         """Return the config with the method's router and without losses that it does not have."""
         network = config.network
+        if not network.routed:
+            return replace(config, method=DEFAULT)
         if network.router == type(network).router and network.router not in self.routers:  # not given
             network = replace(network, router=self.routers[0])  # type: ignore[arg-type]  # one of the choices
         off: dict[str, float] = {name: 0.0 for name in ("alpha", "beta", "score_decay") if name not in self.settings}

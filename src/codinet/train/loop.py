@@ -262,7 +262,9 @@ class _Training:
             return
 
         def measure_loss() -> float:
-            return self.evaluator.evaluate(self.model, self.splits.calibration, most=CHOICE_BATCHES).loss
+            half = bool(self.execution.amp)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+                return self.evaluator.evaluate(self.model, self.splits.calibration, most=CHOICE_BATCHES).loss
 
         shares = share_of_blocks(self.setup.table, torch.device("cpu"))
         self.method.begin_stage(stage, StageStart(self.model.routers, *shares, self.config.losses.budget, measure_loss))
