@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ from codinet.engines.choose import compile_engine
 from codinet.engines.gather import GatherEngine
 from codinet.evaluate import Evaluation
 from codinet.methods import NAMES, method_named
+from codinet.model import routed_step
 from codinet.presets import demo
 from codinet.runs import RunFolder
-from codinet.train import loop
+from codinet.train import accelerate, loop
+from codinet.train.accelerate import Execution
 from codinet.train.reporting import Reporter
+from codinet.train.step import Speed
 
 CPU = torch.device("cpu")
 OTHERS = [name for name in NAMES[1:] if method_named(name).routed]  # the default has its own tests
@@ -168,3 +171,21 @@ def test_a_network_of_timm(name: str, tmp_path: Path) -> None:
         found = engine(images)
         assert torch.equal(found.path_BN, expected.path_BN)
         assert (found.logits_BK - expected.logits_BK).abs().max() < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_compiled_step_is_the_same_training(
+    tmp_path: Path, few: Dataset, digits_npz: Path, assert_same_run: SameRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a method that samples, compares with hard decisions and freezes parts."""
+
+    def compiled() -> Speed:
+        compile: Any = partial(torch.compile, dynamic=False, backend="eager")
+        return Speed(compile(routed_step), compile)
+
+    monkeypatch.setattr(accelerate, "compiled", compiled)
+    schedule = ScheduleConfig(epochs=3, finetune=0, batch=32, views=1)
+    config = RunConfig(str(digits_npz), method="blockdrop", network=NetworkConfig(arch="resnet14"), schedule=schedule)
+    for name, compile in (("plain", False), ("compiled", True)):
+        loop.train(tmp_path / name, resolve(config), few, device=CPU, execution=Execution(compile=compile))
+    assert_same_run(tmp_path / "compiled", tmp_path / "plain")

@@ -41,9 +41,12 @@ PAUSE_SECONDS = 5  # after short epochs, write none until the last one is this o
 CHOICE_BATCHES = 2  # of the evaluation split, on which a method measures the loss before a stage
 ASK_EVERY = 16  # steps after which several processes ask rank 0 whether to write one
 
-COLLAPSE = (
+COLLAPSED = (
     "the routing has collapsed: every image takes the same path, so this is a static network with fewer blocks. "
-    "Raise --beta, --m-d or --score-decay, keep --paths noise-free, train longer, or use a budget between 0.3 and 0.9."
+)
+COLLAPSE = (
+    f"{COLLAPSED}Raise --beta, --m-d or --score-decay, keep --paths noise-free, train longer, or use a budget between "
+    "0.3 and 0.9."
 )
 
 
@@ -350,7 +353,8 @@ class _Training:
         self.reporter.row(row)
         meant = self.method.one_path or not (self.config.network.routed and stage.meets_budget)
         if evaluation.collapsed and not meant and epoch + 1 == stage.epochs:
-            self.reporter.warn(COLLAPSE)
+            other = f"{COLLAPSED}Train longer, or use a budget between 0.3 and 0.9."
+            self.reporter.warn(COLLAPSE if "beta" in self.method.settings else other)
 
     def _stop_if_not_finite(self, stage: Stage, epoch: int, step: Step) -> None:
         found = step.first_nonfinite()
@@ -370,11 +374,11 @@ class _Training:
 
     def _warn_if_missed(self, evaluation: Evaluation) -> None:
         if self.controller and abs(evaluation.cost_share - self.controller.budget) > MISSED:
+            more = "Raise --beta, --m-d or --score-decay, train" if "beta" in self.method.settings else "Train"
             self.reporter.warn(
                 f"Test images cost {evaluation.cost_share:.3f} of the static network, and the budget is "
                 f"{self.controller.budget:g}. With few paths, no shift of the routers gives every cost; with few "
-                "calibration images, test images may take other paths. Raise --beta, --m-d or --score-decay, train "
-                "longer, or use more images."
+                f"calibration images, test images may take other paths. {more} longer, or use more images."
             )
 
     def _is_time_to_save(self, steps: int) -> bool:
