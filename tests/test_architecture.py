@@ -10,7 +10,7 @@ PACKAGE = Path(codinet.__file__).parent
 
 ORDER = [  # packages and root modules; each may import itself and those before it
     *("errors", "checks", "published", "notebook", "records", "files", "environment", "cuda_graphs", "kernels"),
-    *("relaxation", "routers", "backbones", "losses", "specs"),
+    *("relaxation", "routers", "backbones", "losses", "specs", "methods"),
     *(
         "config",
         "hub",
@@ -41,9 +41,16 @@ def _top(module: str) -> str:
 
 
 def _imported(file: Path) -> set[str]:
-    """The packages and root modules of codinet that a file imports."""
+    """The packages and root modules of codinet that a file imports, except for annotations only."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    tree = ast.parse(file.read_text())
+    annotations = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in set(ast.walk(tree)) - annotations:
         if isinstance(node, ast.ImportFrom) and node.module == "codinet":
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("codinet."):

@@ -256,12 +256,15 @@ def test_values_at_the_limits_are_accepted(parts: dict[str, Any]) -> None:
     resolve(run(**parts))
 
 
+OTHER_METHODS = {"target_rate", "rate_weight", "policy_weight", "penalty"}  # settings that CoDiNet does not have
+
+
 @pytest.mark.parametrize(
     ("parts", "unused"),
     [
-        ({}, set()),
-        ({"losses": {"alpha": 0.0}}, {"m_c"}),
-        ({"losses": {"alpha": 0.0, "beta": 0.0}}, {"m_c", "m_d"}),
+        ({}, OTHER_METHODS),
+        ({"losses": {"alpha": 0.0}}, OTHER_METHODS | {"m_c"}),
+        ({"losses": {"alpha": 0.0, "beta": 0.0}}, OTHER_METHODS | {"m_c", "m_d"}),
         (
             {"network": {"routed": False}},
             {"router", "relaxation", "tau", "finetune", "finetune_lr", *vars(LossConfig())},

@@ -12,9 +12,10 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from codinet.errors import UserError
+from codinet.methods import DEFAULT, NAMES
 
 DATA_ROOT = Path(os.environ.get("CODINET_DATA", "data"))  # default of --data-root
 DEFAULT_BUDGET = 0.6
@@ -27,7 +28,13 @@ PARTS = ("data", "network", "losses", "schedule", "extra")  # of a RunConfig, ea
 _ADDED_LATER = frozenset(
     {"cutout", "extra", "milestones", "watch", "crop", "blocks", "drop_path", "optimizer", "decay_norms", "clip"}
     | {"pretrained", "weights", "weights_sha256", "view", "min_area", "on_damaged", "grow_from", "accumulate"}
+    | {"method", "target_rate", "rate_weight", "policy_weight", "penalty"}
 )
+
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    MethodName = Literal[NAMES]
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,9 @@ class NetworkConfig:
     """A network listed by `codinet models`, timm:NAME, torchvision:NAME, or package.module:function."""
     routed: bool = True
     """Whether blocks have routers; without them, this is the plain residual network."""
-    router: Literal["fc", "cnn", "rnn"] = "fc"
-    """Two linear layers (the paper's), a convolution, or an LSTM along the depth."""
+    router: Literal["fc", "cnn", "rnn", "narrow", "policy", "hash", "bias"] = "fc"
+    """Two linear layers (the paper's), a convolution, or an LSTM along the depth. A method that does not use fc has
+    another default: narrow, policy, hash or bias; see docs/methods.md."""
     relaxation: Literal["gumbel", "straight-through"] = "gumbel"
     """How decisions are relaxed in stage 1."""
     tau: float = 1.0
@@ -117,6 +125,15 @@ class LossConfig:
     """Decay of the routers' score margins, which keeps decisions flexible until the last epochs; 0 in the paper."""
     paths: Literal["noise-free", "noised"] = "noise-free"
     """Which relaxed paths the losses use; "noised" in the paper."""
+    target_rate: float | None = None
+    """Fraction of the images that should run each block, of a method with target rates, instead of a budget. With a
+    budget, it is the rate that costs the budget."""
+    rate_weight: float = 2.0
+    """Weight of the target-rate loss."""
+    policy_weight: float | None = None
+    """Weight of the policy gradient of a method with reinforcement learning. Default: the method's."""
+    penalty: float = 5.0
+    """Reward that a wrong answer costs, of a method that rewards correct answers."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +220,8 @@ class RunConfig:
     seed: int = 0
     """Seed of the initial weights, the image order, the augmentations and the noise."""
     extra: ExtraConfig = field(default_factory=ExtraConfig)
+    method: MethodName = DEFAULT
+    """How routers score, decide and learn; see docs/methods.md."""
 
 
 def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
@@ -216,13 +235,15 @@ def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
         The complete config. A value that cannot work is a `UserError`.
     """
     from codinet.checks import require_flag
+    from codinet.methods import method_named
     from codinet.specs import OWN, parse_spec
 
     _require_types(config)
     require_flag("gpu", gpu)
+    config = method_named(config.method).configure(config)
     losses, schedule, extra = config.losses, config.schedule, config.extra
     own = parse_spec(config.network.arch).library == OWN
-    if config.network.routed and losses.budget is None and losses.gamma is None:
+    if config.network.routed and (losses.budget, losses.gamma, losses.target_rate) == (None, None, None):
         losses = dataclasses.replace(losses, budget=DEFAULT_BUDGET)
     if schedule.batch is None:
         schedule = dataclasses.replace(schedule, batch=(512 if own else 256) if gpu else 64)
@@ -237,10 +258,13 @@ def resolve(config: RunConfig, *, gpu: bool = False) -> RunConfig:
 
 def unused_settings(config: RunConfig) -> frozenset[str]:
     """The names of the settings that have no effect on the training of this config."""
+    from codinet.methods import method_named
+
     if not config.network.routed:
         return _ROUTING_SETTINGS
     idle = [("m_c", config.losses.alpha), ("m_d", config.losses.beta)]
-    return frozenset(margin for margin, weight in idle if weight == 0)
+    unused = frozenset(margin for margin, weight in idle if weight == 0)
+    return unused | (_ROUTING_SETTINGS - method_named(config.method).settings)
 
 
 # Settings of routers, of their losses and of stage 2, which fine-tunes under fixed routers.
@@ -266,8 +290,8 @@ def require_seed(seed: int) -> None:
 def _require_types(config: Any) -> None:
     """`UserError` for a value of the wrong type, an unknown name or a count that is too large."""
     from codinet.checks import LARGEST_COUNT, require_choice, require_kind, shown
+    from codinet.methods.router_kinds import ROUTER_KINDS
     from codinet.relaxation import RELAXATIONS
-    from codinet.routers import ROUTERS
     from codinet.specs import require_arch
 
     require_kind("config", config, RunConfig, "a RunConfig, for example of a preset")
@@ -277,7 +301,8 @@ def _require_types(config: Any) -> None:
             raise UserError(f"{part} must be a {kind.__name__}, got {shown(value)}.")
     network = config.network
     require_arch(network.arch)
-    require_choice("router", network.router, ROUTERS)
+    require_choice("router", network.router, ROUTER_KINDS)
+    require_choice("method", config.method, NAMES)
     require_choice("relaxation", network.relaxation, RELAXATIONS)
     for part in (config, *(getattr(config, part) for part in PARTS)):
         for name, hint in get_type_hints(type(part)).items():
@@ -293,6 +318,7 @@ def _require_types(config: Any) -> None:
 def _check(config: RunConfig) -> None:
     """`UserError` for the first value that is out of range or contradicts another one."""
     from codinet.losses import LARGEST_WEIGHT
+    from codinet.methods import method_named
     from codinet.relaxation import SMALLEST_TAU
     from codinet.specs import OWN, parse_spec
 
@@ -304,7 +330,9 @@ def _check(config: RunConfig) -> None:
                 if isinstance(number, float) and not math.isfinite(number):
                     raise UserError(f"{flag_of(name)} must be a finite number, got {number}.")
     batch, finetune, distill = schedule.batch or 0, schedule.finetune or 0, extra.distill or 0.0
-    weights = losses.alpha, losses.beta, losses.m_c, losses.m_d, losses.gamma or 0.0, losses.score_decay
+    weights = [losses.alpha, losses.beta, losses.m_c, losses.m_d, losses.gamma or 0.0, losses.score_decay]
+    weights += [losses.rate_weight, losses.policy_weight or 0.0, losses.penalty]
+    method, rate = method_named(config.method), losses.target_rate
     milestones = " ".join(f"{mark:g}" for mark in schedule.milestones)
     ends = (0.0, *schedule.milestones), (*schedule.milestones, 1.0)
     rising = all(low < high for low, high in zip(*ends, strict=True))
@@ -322,8 +350,23 @@ def _check(config: RunConfig) -> None:
         (losses.budget is None or losses.gamma is None, "--budget and --gamma exclude each other; leave one out."),
         (
             network.routed or (losses.budget is None and losses.gamma is None),
-            f"{cost_flag} requires routers, and --no-routed removes them; leave one of the two out.",
+            f"{cost_flag} requires routers, and "
+            + (f"--method {method.name} has none" if config.method != DEFAULT else "--no-routed removes them")
+            + "; leave one of the two out.",
         ),
+        (
+            not network.routed or network.router in method.routers,
+            f"--method {method.name} requires --router {' or '.join(method.routers)}, got {network.router}.",
+        ),
+        *(
+            (
+                getattr(losses, name) is None or name in method.settings or not network.routed,
+                f"--method {method.name} has no {flag_of(name)}; use --budget.",
+            )
+            for name in ("gamma", "target_rate")
+        ),
+        (rate is None or losses.budget is None, "--budget and --target-rate exclude each other; leave one out."),
+        (rate is None or 0 <= rate <= 1, f"--target-rate must be between 0 and 1, got {rate or 0:g}."),
         (
             losses.budget is None or 0 < losses.budget <= 1,
             f"--budget must be above 0 and at most 1 (the cost of the static network), got {losses.budget or 0:g}.",

@@ -32,7 +32,7 @@ class CostTable:
 
     run_N: tuple[int, ...]  # the block including its shortcut
     skip_N: tuple[int, ...]  # the shortcut alone
-    router_N: tuple[int, ...]
+    router_N: tuple[int, ...]  # the first one includes what routers compute once per image
     fixed: int  # stem and classifier
     image_shape: tuple[int, int, int]
     paper_unit: int  # operations that the paper counts per multiply-add: 1 or 2
@@ -138,7 +138,7 @@ def _count_parts(
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     """Returns run_N, skip_N, router_N and fixed."""
     fixed, x = _counted(shapes.stem, images)
-    state = shapes.routers.start(images) if shapes.routers is not None else ()
+    once, state = (0, ()) if shapes.routers is None else _counted(shapes.routers.start, images)
     run, skip, router = [], [], []
     for k, block in enumerate(shapes.blocks):
         skip.append(_counted(block.shortcut, x)[0])
@@ -146,7 +146,7 @@ def _count_parts(
             router.append(0)
         else:
             macs, (_, state) = _counted(shapes.routers.router(k), x, state)
-            router.append(macs)
+            router.append(macs + (once if k == 0 else 0))
         macs, x = _counted(block, x)
         run.append(macs)
     return tuple(run), tuple(skip), tuple(router), fixed + _counted(shapes.head, x)[0]

@@ -273,8 +273,8 @@ def model_card(config: ModelConfig, groups: Sequence[int], results: Mapping[str,
         "Images are bytes from 0 to 255, normalised as `(images - mean) / std` per channel. `config.json` holds "
         "`classes`, `mean`, `std` and `image_shape`, and so does `model.config`.",
         "",
-        "The method: Wang et al., *CoDiNet: Path Distribution Modeling with Consistency and Diversity for Dynamic "
-        "Routing*, IEEE TPAMI.",
+        "Made with codinet, which implements Wang et al., *CoDiNet: Path Distribution Modeling with Consistency and "
+        "Diversity for Dynamic Routing*, IEEE TPAMI, and other methods.",
         "",
     ]
     return f"---\n{_metadata(config, results, name)}\n---\n\n" + "\n".join(lines)

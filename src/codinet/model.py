@@ -32,9 +32,10 @@ from codinet.checks import (
 from codinet.config import ModelConfig
 from codinet.errors import UserError
 from codinet.hub import WEIGHTS, cannot_load, find, floating_dtype, read_folder, upload, write_folder
+from codinet.methods.router_kinds import ROUTER_KINDS, build_routers
 from codinet.records import RoutedOutput
 from codinet.relaxation import Decide, hard
-from codinet.routers import ROUTERS, Router, Routers, State
+from codinet.routers import Router, Routers, State
 
 RoutedStep = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]]
 
@@ -334,7 +335,8 @@ class CoDiNet(ResNet, RoutedNetwork):
         self.config = config
         self.in_channels, self.image_shape = config.in_channels, config.image_shape
         self.paper_unit = shape.paper_unit
-        self.routers = ROUTERS[config.router]([block.in_channels for block in self.blocks]) if config.routed else None
+        widths = [block.in_channels for block in self.blocks]
+        self.routers = build_routers(config.router, widths, config.in_channels) if config.routed else None
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -369,7 +371,7 @@ class CoDiNet(ResNet, RoutedNetwork):
 
 def checked_config(config: ModelConfig) -> ModelConfig:
     """The config with tuples where a saved config has lists; `UserError` for an invalid value."""
-    require_choice("router", config.router, ROUTERS)
+    require_choice("router", config.router, ROUTER_KINDS)
     require_flag("routed", config.routed)
     require_whole("num_classes", config.num_classes, 1, MOST_CLASSES)
     require_whole("in_channels", config.in_channels, 1, LARGEST_SIDE)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from codinet.config import RESIZED, DataConfig, ExtraConfig, LossConfig, NetworkConfig, RunConfig, ScheduleConfig
+from codinet.methods import DEFAULT
 from codinet.specs import OWN, parse_spec
 
 
@@ -168,7 +169,8 @@ def as_static(config: RunConfig) -> RunConfig:
     return replace(
         config,
         network=replace(config.network, routed=False),
-        losses=replace(config.losses, budget=None, gamma=None),
+        losses=replace(config.losses, budget=None, gamma=None, target_rate=None),
+        method=DEFAULT,
     )
 
 

@@ -41,7 +41,7 @@ class Routers(nn.Module):
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if name.endswith("out.bias"):
-                    parameter[1] += amount
+                    parameter.view(-1, 2)[:, 1] += amount  # one pair of scores, or one for each block
 
 
 def pool(features_BCHW: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ def pool(features_BCHW: torch.Tensor) -> torch.Tensor:
     return features_BCHW.mean(dim=(2, 3))
 
 
-def _explain(features_BCHW: Any, width: int, weight: torch.Tensor) -> None:
+def explain_failure(features_BCHW: Any, width: int, weight: torch.Tensor) -> None:
     """Raises a `UserError` if a router failed because of its features."""
     shape = features_BCHW.shape if isinstance(features_BCHW, torch.Tensor) else ()
     if len(shape) != 4 or shape[1] != width or 0 in shape[2:]:
@@ -70,15 +70,17 @@ def _explain(features_BCHW: Any, width: int, weight: torch.Tensor) -> None:
         require_same_place("features", features_BCHW, "the router", weight)
 
 
-def _require_width(width: Any) -> None:
+def require_width(width: Any) -> None:
+    """Requires the number of channels of a router's input."""
     require_whole("The width of a router", width, 1, WIDEST)
 
 
-def _require_widths(widths: Any) -> None:
+def require_widths(widths: Any) -> None:
+    """Requires the widths of all blocks."""
     if not isinstance(widths, Sequence) or isinstance(widths, str) or len(widths) == 0:
         raise UserError(f"widths must be a list with the width of every block, got {shown(widths)}.")
     for width in widths:
-        _require_width(width)
+        require_width(width)
 
 
 def _require_index(k: Any, number: int) -> None:
@@ -101,7 +103,7 @@ class FCRouter(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        _require_width(width)
+        require_width(width)
         self.hidden = nn.Linear(width, width)
         self.out = _output_layer(width)
 
@@ -110,7 +112,7 @@ class FCRouter(nn.Module):
             z_BC = pool(features_BCHW)
             return self.out(F.relu(self.hidden(z_BC))), state
         except Exception:  # PyTorch's own error is less clear
-            _explain(features_BCHW, self.hidden.in_features, self.hidden.weight)
+            explain_failure(features_BCHW, self.hidden.in_features, self.hidden.weight)
             raise
 
 
@@ -125,7 +127,7 @@ class CNNRouter(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        _require_width(width)
+        require_width(width)
         self.conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
         self.out = _output_layer(width)
 
@@ -134,7 +136,7 @@ class CNNRouter(nn.Module):
             z_BC = pool(F.relu(self.conv(features_BCHW)))
             return self.out(z_BC), state
         except Exception:  # as above
-            _explain(features_BCHW, self.conv.in_channels, self.conv.weight)
+            explain_failure(features_BCHW, self.conv.in_channels, self.conv.weight)
             raise
 
 
@@ -146,9 +148,9 @@ class SeparateRouters(Routers):
         widths: Input channels of each block.
     """
 
-    def __init__(self, kind: type[FCRouter] | type[CNNRouter], widths: Sequence[int]) -> None:
+    def __init__(self, kind: Callable[[int], nn.Module], widths: Sequence[int]) -> None:
         super().__init__()
-        _require_widths(widths)
+        require_widths(widths)
         self.each = nn.ModuleList(kind(width) for width in widths)
 
     def router(self, k: int) -> Router:
@@ -157,11 +159,15 @@ class SeparateRouters(Routers):
 
 
 def fc_routers(routers: Routers | None) -> list[FCRouter] | None:
-    """Returns the routers of all blocks if each is an `FCRouter` (not a subclass), otherwise None."""
+    """Returns the routers of all blocks if each is an `FCRouter` (not a subclass), otherwise None.
+
+    A router with a method `as_fc` is replaced by its result, which has the same scores in evaluation mode.
+    """
     if not isinstance(routers, SeparateRouters):
         return None
-    found = [router for router in routers.each if type(router) is FCRouter]
-    return found if len(found) == len(routers.each) else None
+    each: list[Any] = list(routers.each)
+    found = [router.as_fc() if hasattr(router, "as_fc") else router for router in each]
+    return found if all(type(router) is FCRouter for router in found) else None
 
 
 class RNNRouters(Routers):
@@ -177,7 +183,7 @@ class RNNRouters(Routers):
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
-        _require_widths(widths)
+        require_widths(widths)
         self.widths = tuple(widths)
         self.embed = nn.ModuleDict({str(width): nn.Linear(width, self.HIDDEN) for width in sorted(set(widths))})
         self.lstm = nn.LSTMCell(self.HIDDEN, self.HIDDEN)
@@ -197,8 +203,53 @@ class RNNRouters(Routers):
             hidden_BH, cell_BH = self.lstm(embedded_BH, state)
             return self.out(hidden_BH), (hidden_BH, cell_BH)
         except Exception:  # as above
-            _explain(features_BCHW, int(width), self.lstm.weight_ih)
+            explain_failure(features_BCHW, int(width), self.lstm.weight_ih)
             raise
+
+
+class OnceRouters(Routers):
+    """Base class for routers that score all blocks from the images alone, before the first block.
+
+    Args:
+        number: Number of blocks.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def scores(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """Returns the scores of all blocks, B×N×2."""
+        raise NotImplementedError
+
+    def start(self, images_BCHW: torch.Tensor) -> State:
+        return (self.scores(images_BCHW),)
+
+    def router(self, k: int) -> Router:
+        _require_index(k, self.number)
+        return _take_first
+
+
+def _take_first(features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+    """The scores of the next block. They rotate, so that one compiled step serves all blocks."""
+    (scores_BN2,) = state
+    return scores_BN2[:, 0], (scores_BN2.roll(-1, dims=1),)
+
+
+class Biases(nn.Module):
+    """Two scores for each block that do not depend on the image. A module of the name `out` can be shifted.
+
+    Args:
+        number: Number of blocks.
+        run: The initial run score of every block.
+    """
+
+    def __init__(self, number: int, run: float) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor([0.0, run]).repeat(number))
+
+    def forward(self) -> torch.Tensor:
+        return self.bias.view(1, -1, 2)
 
 
 ROUTERS: dict[str, Callable[[Sequence[int]], Routers]] = {
@@ -206,3 +257,4 @@ ROUTERS: dict[str, Callable[[Sequence[int]], Routers]] = {
     "cnn": partial(SeparateRouters, CNNRouter),
     "rnn": RNNRouters,
 }
+"""The paper's routers. `codinet.methods.router_kinds` has those of all methods."""

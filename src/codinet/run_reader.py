@@ -23,6 +23,7 @@ from codinet.data.views import normalise
 from codinet.errors import UserError, shown
 from codinet.evaluate import paths_html
 from codinet.hub import RESULTS
+from codinet.methods import DEFAULT, method_named
 from codinet.model import RoutedNetwork
 from codinet.networks import build_blank
 from codinet.notebook import figure_rows, html_table
@@ -204,8 +205,10 @@ class RunReader(ABC):
     def _repr_html_(self) -> str:
         """Settings, results and a picture of the paths, for notebooks."""
         network, budget = self.config.network, self.config.losses.budget
+        method = method_named(self.config.method).title_of(self.config)
         rows = [
             ("network", f"{network.arch}, {f'{network.router} routers' if network.routed else 'no routers'}"),
+            *([("method", method)] if self.config.method != DEFAULT else []),
             ("data", f"{self.data.name}: {len(self.data.classes)} classes"),
             ("images, C×H×W", "×".join(map(str, self.data.image_shape))),
             *([("budget", f"{budget:g} of the static cost")] if network.routed and budget is not None else []),

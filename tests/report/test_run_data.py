@@ -17,6 +17,12 @@ def test_the_method_follows_from_the_losses(runs: list[Run]) -> None:
     assert with_losses(runs[0], alpha=0.0, beta=0.0).method == "vanilla routing"
 
 
+def test_other_methods_have_a_title(runs: list[Run]) -> None:
+    config = dataclasses.replace(runs[0].folder.config, method="convaig")
+    run = dataclasses.replace(runs[0], folder=dataclasses.replace(runs[0].folder, config=config))
+    assert run.method == "Conv-AIG"
+
+
 def test_row_names_are_m_d_if_all_differ(runs: list[Run]) -> None:
     assert row_names(runs[:2]) == ["m_d = 0.25", "m_d = 1"]
     assert row_names(runs[:1]) == ["near <1>"]

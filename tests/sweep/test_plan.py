@@ -89,7 +89,7 @@ def test_method_of_inverts_methods(method: str) -> None:
     [
         (Grid(arch=("resnet33",)), "resnet32"),
         (Grid(budget=(0.5, 1.5)), "--budget"),
-        (Grid(method=("vanila",)), "vanilla"),  # type: ignore[arg-type]
+        (Grid(method=("vanila",)), "vanilla"),
     ],
 )
 def test_invalid_values_are_refused(grid: Grid, word: str) -> None:

@@ -4,6 +4,7 @@ from functools import partial
 import pytest
 
 from codinet.config import NetworkConfig, RunConfig, ScheduleConfig
+from codinet.methods.method import run_all
 from codinet.relaxation import gumbel, hard, straight_through
 from codinet.train.stages import decay_scale, stages_of
 
@@ -31,7 +32,7 @@ def test_the_first_stage_decides_by_the_relaxation_asked_for(name: str, function
 def test_a_static_run_has_one_stage() -> None:
     (stage,) = stages_of(run(NetworkConfig(routed=False)))
     assert (stage.name, stage.epochs, stage.train_routers, stage.path_losses) == ("static", 250, False, False)
-    assert stage.decide is hard
+    assert stage.decide is run_all
 
 
 def test_the_second_stage_can_be_left_out() -> None:

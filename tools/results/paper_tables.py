@@ -9,12 +9,14 @@ from typing import Any
 
 from codinet import published
 from codinet.backbones import ARCHITECTURES
+from codinet.methods import NAMES, method_named
 from codinet.published import CODINET, STATIC, VANILLA, Published
 from codinet.sweep.papers import share_of_static
 
 ROUTING = "routing"  # the table that needs an analysis
 TEST_IMAGES = {"cifar10": 10_000, "cifar100": 10_000, "svhn": 26_032, "imagenet": 50_000}  # the paper's test sets
 METHODS = {"static": STATIC, "vanilla": VANILLA, "con": "vanilla + L_con", "div": "vanilla + L_div", "codinet": CODINET}
+METHODS |= {name: method_named(name).title for name in NAMES if name not in METHODS}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ SIMILAR_COST = 1.25  # largest ratio, either way, between two costs that count a
 
 # Settings that the row's name or another column shows, and entries that are not settings.
 _SHOWN_ELSEWHERE = {"arch", "routed", "router", "relaxation", "budget", "gamma", "epochs", "finetune", "image_size"}
-_SHOWN_ELSEWHERE |= {"watch", "start_sha256", "teacher_sha256"}
+_SHOWN_ELSEWHERE |= {"method", "watch", "start_sha256", "teacher_sha256"}
 # Settings that name other runs. The names differ between seeds, so they are not shown.
 _OTHER_RUNS = {"start": "initialised from another run", "teacher": "distilled from another run"}
 

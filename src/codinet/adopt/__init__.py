@@ -13,8 +13,8 @@ from codinet.adopt.tracing import Blocks
 from codinet.adopt.vision import import_vision as import_vision
 from codinet.checks import require_choice, require_kind
 from codinet.errors import UserError
+from codinet.methods.router_kinds import ROUTER_KINDS
 from codinet.model import RoutedNetwork
-from codinet.routers import ROUTERS
 
 
 def make_dynamic(
@@ -32,7 +32,8 @@ def make_dynamic(
         blocks: Which modules are residual blocks: their class, or one or more names, in which `*` matches anything
             ("features.*"). Blocks that keep the shape of their input are routed; the others always run. By default
             those of a ResNet, ConvNeXt, ViT, Swin, EfficientNet, MobileNet or RegNet of timm or torchvision.
-        router: "fc", "cnn" or "rnn"; None makes a static network, in which every block runs.
+        router: "fc", "cnn", "rnn" or another of `codinet.methods.router_kinds`; None makes a static network, in which
+            every block runs.
         image_shape: Channels, height and width of the images; by default the only size that the network accepts, or
             224×224.
         check: Whether to compare the logits with those of `module` on a random image. Not needed if the same network
@@ -45,7 +46,7 @@ def make_dynamic(
     if isinstance(module, RoutedNetwork):
         raise UserError(f"module must not have routers already, got {type(module).__name__}.")
     if router is not None:
-        require_choice("router", router, ROUTERS)
+        require_choice("router", router, ROUTER_KINDS)
     network = _route(module, blocks, router, image_shape, check)
     network.library_arch, network.router_name = _library_arch(module), router
     network.block_names = None if blocks is None else _as_text(blocks, network)

@@ -7,7 +7,8 @@ from torch import nn
 
 from codinet.backbones import Block
 from codinet.errors import UserError
-from codinet.routers import ROUTERS, Routers
+from codinet.methods.router_kinds import build_routers
+from codinet.routers import Routers
 
 
 def first_convolution(module: nn.Module) -> nn.Conv2d:
@@ -34,6 +35,6 @@ def make_routers(router: str | None, blocks: Sequence[Block], module: nn.Module)
     """Routers for the blocks, on the device and in the mode and dtype of the module; None without a kind of router."""
     if router is None:
         return None
-    weight = first_convolution(module).weight
-    routers = ROUTERS[router]([block.in_channels for block in blocks])
-    return routers.to(weight.device, weight.dtype).train(module.training)
+    first = first_convolution(module)
+    routers = build_routers(router, [block.in_channels for block in blocks], first.in_channels)
+    return routers.to(first.weight.device, first.weight.dtype).train(module.training)

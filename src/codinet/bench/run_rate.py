@@ -15,7 +15,7 @@ from torch import nn
 
 from codinet.model import RoutedNetwork
 from codinet.relaxation import hard
-from codinet.routers import RNNRouters
+from codinet.routers import SeparateRouters
 
 _ALWAYS = 1e4  # a run score that decides whatever the features are
 
@@ -49,8 +49,8 @@ def with_run_rate(model: RoutedNetwork, images_BCHW: torch.Tensor, run_rate: flo
     Args:
         model: A routed network; it does not change.
         images_BCHW: Normalised images on its device; the rate holds for these.
-        run_rate: The fraction of images that run each block, or one fraction per block. RNN routers share one output
-            layer, so only the mean over blocks is met approximately.
+        run_rate: The fraction of images that run each block, or one fraction per block. Of routers that are
+            not separate, such as RNN routers, all scores are shifted alike, so the mean over blocks is met about.
 
     Returns:
         A copy in evaluation mode.
@@ -59,7 +59,7 @@ def with_run_rate(model: RoutedNetwork, images_BCHW: torch.Tensor, run_rate: flo
     model = copy.deepcopy(model).eval()
     assert model.routers is not None
     rates = [run_rate] * len(model.blocks) if isinstance(run_rate, float | int) else run_rate
-    if isinstance(model.routers, RNNRouters):
+    if not isinstance(model.routers, SeparateRouters):
         _shift_by_bisection(model, images_BCHW, fmean(rates))
         return model
     x_BCHW, state = model.stem(images_BCHW), model.routers.start(images_BCHW)

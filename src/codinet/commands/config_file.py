@@ -12,14 +12,16 @@ from codinet import files
 from codinet.cli import parse
 from codinet.config import PARTS, RunConfig, flag_of
 from codinet.errors import UserError, shown, suggestion
+from codinet.methods import method_named
 
 _MAX_YAML_BYTES = 2**20
 _MAX_JSON_BYTES = 2**24  # config.json of a run also has the names of all classes
 _NOT_IN_FILES = ("config", "resume", "json", "wait_minutes")
 # A setting on the command line, and the settings of the file that it replaces as well.
 _REPLACES = {
-    "budget": ("gamma",),
-    "gamma": ("budget",),
+    "budget": ("gamma", "target_rate"),
+    "gamma": ("budget", "target_rate"),
+    "target_rate": ("budget", "gamma"),
     "start": ("start_sha256", "weights", "weights_sha256", "pretrained"),
     "weights": ("weights_sha256", "start", "start_sha256", "pretrained"),
     "pretrained": ("start", "start_sha256", "weights", "weights_sha256"),
@@ -43,8 +45,10 @@ def with_file(args: A) -> A:
     source = entries.pop("source", None)
     typed = {name for part in PARTS for name in getattr(given, part)}
     replaced = {other for name in typed for other in _REPLACES.get(name, ())} - typed
-    if given.network.get("routed") is False:
-        replaced |= {"budget", "gamma"} - typed
+    if given.method is not None:  # it has its own defaults for these
+        replaced |= {"routed", "router", "alpha", "beta", "score_decay"} - typed
+    if given.network.get("routed") is False or (given.method is not None and not method_named(given.method).routed):
+        replaced |= {"budget", "gamma", "target_rate"} - typed
     words = [word for name, value in entries.items() if name not in replaced for word in _words(name, value, path)]
     try:
         from_file: Any = parse(type(args), words, prog="codinet train")

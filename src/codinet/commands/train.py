@@ -21,6 +21,7 @@ from codinet.config import (
     PARTS,
     RESIZED,
     DataConfig,
+    MethodName,
     NetworkConfig,
     RunConfig,
     ScheduleConfig,
@@ -30,6 +31,7 @@ from codinet.config import (
 )
 from codinet.errors import UserError, unknown
 from codinet.flags import given_only
+from codinet.methods import DEFAULT, method_named
 from codinet.presets import DROP_PATH, LIBRARY_PRESETS, PRESETS, as_static, default_preset
 from codinet.specs import OWN, PYTHON, allow_code, parse_spec, slug
 
@@ -62,6 +64,8 @@ class Args:
     config: Path | None = None
     """YAML or JSON file with flags and their values, or a run folder whose settings are used again. Flags on the
     command line replace its values."""
+    method: MethodName | None = None
+    """How routers score, decide and learn; see docs/methods.md. Default: codinet."""
     seed: int | None = None
     """Seed of the initial weights, the image order, the augmentations and the noise. Default: 0."""
     preset: str | None = None
@@ -102,12 +106,23 @@ def config_from(args: Args) -> RunConfig:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     preset = PRESETS[name](args.source)
-    if not args.network.get("routed", preset.network.routed):
+    method = args.method or DEFAULT
+    if not args.network.get("routed", preset.network.routed) or not _has_routers(method, args):
         preset = as_static(preset)  # drops the preset's budget; --budget on the command line is an error
     parts: dict[str, Any] = {part: replace(getattr(preset, part), **getattr(args, part)) for part in PARTS}
     if (parts["extra"].start or "").lower() == own_data.NONE:
         parts["extra"] = replace(parts["extra"], start=None)
-    return replace(preset, seed=args.seed or 0, **parts)
+    return replace(preset, seed=args.seed or 0, method=method, **parts)
+
+
+def _has_routers(name: str, args: Args) -> bool:
+    """Whether a method has routers; `UserError` if it does not use those that are given."""
+    if name == DEFAULT:
+        return True  # without importing torch
+    method, router = method_named(name), args.network.get("router")
+    if router is not None and method.routed and router not in method.routers:
+        raise UserError(f"--method {name} requires --router {' or '.join(method.routers)}, got {router}.")
+    return method.routed
 
 
 def _default_preset(args: Args) -> str:
@@ -356,10 +371,12 @@ def _notes(typed: Args, source: str, config: RunConfig) -> list[str]:
     unused = [flag_of(name) for name in given if name in unused_settings(config)]
     if unused:
         why = "--no-routed" if not config.network.routed else "a loss weight of 0"
+        why = why if config.method == DEFAULT else f"--method {config.method}"
         notes.append(f"these flags have no effect with {why}: {', '.join(unused)}.")
     return notes
 
 
 def _folder_name(config: RunConfig) -> str:
     kind = "routed" if config.network.routed else "static"
+    kind = kind if config.method == DEFAULT else config.method
     return f"{Path(config.source).stem}-{slug(config.network.arch)}-{kind}-seed{config.seed}"

@@ -7,7 +7,8 @@ from typing import Any
 
 from codinet.analysis import RunAnalysis
 from codinet.files import DamagedError
-from codinet.published import CODINET, NAMES, STATIC, UNITS, VANILLA, data_key
+from codinet.methods import method_named
+from codinet.published import NAMES, UNITS, data_key
 from codinet.records import PathTable
 from codinet.report.drawing import colour
 from codinet.report.inference_time import InferenceTime
@@ -40,11 +41,7 @@ class Run:
     @property
     def method(self) -> str:
         """The name of the method, as in the paper's tables."""
-        losses = self.folder.config.losses
-        if not self.routed:
-            return STATIC
-        kinds = {(False, False): VANILLA, (True, False): "vanilla + L_con", (False, True): "vanilla + L_div"}
-        return kinds.get((losses.alpha > 0, losses.beta > 0), CODINET)
+        return method_named(self.folder.config.method).title_of(self.folder.config)
 
     @property
     def groups(self) -> tuple[int, ...]:

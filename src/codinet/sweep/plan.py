@@ -6,24 +6,32 @@ or gamma, and every other setting in which runs of the same method differ.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from codinet.config import RunConfig, resolve, unused_settings
 from codinet.errors import UserError, unknown
+from codinet.methods import DEFAULT, NAMES
 from codinet.presets import as_static, as_vanilla
 from codinet.published import Published
 from codinet.specs import slug
 
 METHODS: dict[str, Callable[[RunConfig], RunConfig]] = {
+    **{name: partial(replace, method=name) for name in NAMES},
     "static": as_static,
     "vanilla": as_vanilla,
     "con": lambda config: replace(config, losses=replace(config.losses, beta=0.0)),
     "div": lambda config: replace(config, losses=replace(config.losses, alpha=0.0)),
     "codinet": lambda config: config,
 }
-"""The methods that the paper compares, each as a function from a CoDiNet config to a config of that method."""
+"""The methods, each as a function from a CoDiNet config to a config of that method. Those of the paper's own tables are
+settings of CoDiNet."""
+if TYPE_CHECKING:
+    SweepMethod = str
+else:
+    SweepMethod = Literal[tuple(METHODS)]
 
 # Settings that appear in a name if runs of the same method differ in them, in this order.
 _NAME_PARTS = (
@@ -44,8 +52,9 @@ class Grid:
 
     arch: tuple[str, ...] = ()
     """Networks: those that `codinet models` lists, timm:NAME, torchvision:NAME or package.module:function."""
-    method: tuple[Literal["static", "vanilla", "con", "div", "codinet"], ...] = ()
-    """No routing; routing without extra losses; with the consistency loss, the diversity loss, or both."""
+    method: tuple[SweepMethod, ...] = ()
+    """No routing; routing without extra losses; with the consistency loss, the diversity loss, or both; or another
+    method of docs/methods.md."""
     router: tuple[Literal["fc", "cnn", "rnn"], ...] = ()
     """Routers."""
     relaxation: tuple[Literal["gumbel", "straight-through"], ...] = ()
@@ -176,6 +185,8 @@ def from_static(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 def method_of(config: RunConfig) -> str:
     """The key in `METHODS` of a config's method."""
+    if config.method != DEFAULT:
+        return config.method
     if not config.network.routed:
         return "static"
     uses_losses = (config.losses.alpha > 0, config.losses.beta > 0)

@@ -22,6 +22,8 @@ from codinet.data.dataset import Dataset
 from codinet.environment import describe, is_out_of_memory
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation
+from codinet.methods import method_named
+from codinet.methods.method import StageStart
 from codinet.runs import RunFolder, RunWriter
 from codinet.specs import library_versions
 from codinet.thresholds import MISSED
@@ -33,16 +35,20 @@ from codinet.train.distributed import World, seed_apart
 from codinet.train.reporting import Reporter
 from codinet.train.setup import CHECKPOINTS, claimed_folder, identify, prepare, read_sources
 from codinet.train.splits import SplitEvaluator, augmentation_of
-from codinet.train.stages import Stage, decay_scale, stages_of, view_side
-from codinet.train.step import Step, Task
+from codinet.train.stages import Stage, decay_scale, path_progress, stages_of, view_side
+from codinet.train.step import Step, Task, share_of_blocks
 
 SAVE_SECONDS = 300  # within long epochs, write a checkpoint at least this often
 PAUSE_SECONDS = 5  # after short epochs, write none until the last one is this old
+CHOICE_BATCHES = 2  # of the evaluation split, on which a method measures the loss before a stage
 ASK_EVERY = 16  # steps after which several processes ask rank 0 whether to write one
 
-COLLAPSE = (
+COLLAPSED = (
     "the routing has collapsed: every image takes the same path, so this is a static network with fewer blocks. "
-    "Raise --beta, --m-d or --score-decay, keep --paths noise-free, train longer, or use a budget between 0.3 and 0.9."
+)
+COLLAPSE = (
+    f"{COLLAPSED}Raise --beta, --m-d or --score-decay, keep --paths noise-free, train longer, or use a budget between "
+    "0.3 and 0.9."
 )
 
 
@@ -109,7 +115,7 @@ class _Training:
         self.execution = execution = execution.resolve(device, world)
         self.sources = world.on_rank0(lambda: read_sources(config, out, resume=resume))
         self.config = config = self.sources.record_in(config)
-        self.stages = stages_of(config)
+        self.stages, self.method = stages_of(config), method_named(config.method)
         # Before the folder is created, so that settings that cannot work leave no folder behind.
         self.setup = setup = world.on_every_rank(
             lambda: prepare(
@@ -126,6 +132,7 @@ class _Training:
         if world.size > 1:
             seed_apart(config.seed, world.rank)
         self.model, self.splits, self.controller = setup.model, setup.splits, setup.controller
+        self.frozen = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
         self.evaluator = SplitEvaluator(setup.table, device, world)
         augmentation = augmentation_of(config, dataset)
         self.task = Task(
@@ -237,13 +244,15 @@ class _Training:
 
     def _run_stage(self, number: int, start: Checkpoint) -> None:
         stage = self.stages[number]
+        if not (start.position.epoch or start.position.step):
+            self._begin_stage(stage)
+        self._choose_trained(stage)
         built = self._build_step(number, start.position.epoch)
         if start.tensors:
             checkpoint.restore_step(start, built.step, seed=self.config.seed)
         elif number == 0 and (self.sources.given_initial or self.config.extra.pretrained):
             self._save(Position(), built.step)  # from here on, the start network is not needed any more
         self.saved_at = time.monotonic()
-        self.model.train()
         for epoch in range(start.position.epoch, stage.epochs):
             first = start.position.step if epoch == start.position.epoch else 0
             if built.step.task.augmentation.size != self._view_size(number, epoch):
@@ -252,13 +261,15 @@ class _Training:
                 built = self._build_step(number, epoch)
                 for name, tensor in built.step.carried().items():
                     tensor.copy_(carried[name])
-            step = built.step
+            for network in {built.step.eval_model, self.model}:
+                if network.routers is not None:
+                    self.method.begin_epoch(stage, epoch, network.routers)
             self._run_epoch(number, epoch, first, built)
-            self._end_epoch(stage, epoch, step)
+            self._end_epoch(number, epoch, built.step)
             if epoch + 1 == stage.epochs:
-                self._save(Position(number + 1, 0, 0, self.rows), step)
+                self._save(Position(number + 1, 0, 0, self.rows), built.step)
             elif self._older_than(PAUSE_SECONDS):
-                self._save(Position(number, epoch + 1, 0, self.rows), step)
+                self._save(Position(number, epoch + 1, 0, self.rows), built.step)
 
     def _build_step(self, number: int, epoch: int) -> BuiltStep:
         """The step of a stage, for views of the size of an epoch."""
@@ -272,6 +283,28 @@ class _Training:
         height, width = self.task.augmentation.size
         epoch += sum(stage.epochs for stage in self.stages[:number])
         return view_side(self.config, height, epoch), view_side(self.config, width, epoch)
+
+    def _begin_stage(self, stage: Stage) -> None:
+        """Let the method set up the routers, with the loss on a few calibration images as a measure."""
+        if self.model.routers is None:
+            return
+
+        def measure_loss() -> float:
+            half = bool(self.execution.amp)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+                return self.evaluator.evaluate(self.model, self.splits.calibration, most=CHOICE_BATCHES).loss
+
+        shares = share_of_blocks(self.setup.table, torch.device("cpu"))
+        self.method.begin_stage(stage, StageStart(self.model.routers, *shares, self.config.losses.budget, measure_loss))
+
+    def _choose_trained(self, stage: Stage) -> None:
+        """Put the parts that a stage trains into training mode, and the rest into evaluation mode without gradients."""
+        self.model.train(stage.train_backbone)
+        if self.model.routers is not None:
+            self.model.routers.train(stage.train_routers)
+        for name, parameter in self.model.named_parameters():
+            if not name.startswith("routers.") and name not in self.frozen:
+                parameter.requires_grad_(stage.train_backbone)
 
     def _run_epoch(self, number: int, epoch: int, first: int, built: BuiltStep) -> None:
         step, stage, steps = built.step, self.stages[number], self.splits.steps
@@ -288,14 +321,15 @@ class _Training:
             step.lr.fill_(stage.lr_at(done))
             step.decay_scale.fill_(decay_scale(done / stage.epochs))
             if self.controller and stage.path_losses:
-                self.controller.aim(done / stage.epochs)
+                self.controller.aim(path_progress(self.stages, number, done) if stage.ramp else 1.0)
             built.run()
             self.reporter.advance()
             if i + 1 < steps and self._is_time_to_save(i + 1):
                 self._save(Position(number, epoch, i + 1, self.rows), step)
 
-    def _end_epoch(self, stage: Stage, epoch: int, step: Step) -> None:
+    def _end_epoch(self, number: int, epoch: int, step: Step) -> None:
         """Average what processes hold apart, meet the budget, evaluate and log."""
+        stage, controller = self.stages[number], self.controller if self.stages[number].meets_budget else None
         self.world.average_statistics(self.model)
         if step.average:
             self.world.average_statistics(step.average.model)
@@ -307,16 +341,17 @@ class _Training:
         # In full precision an evaluation takes a GPU as long as a short epoch; only the last one is reported.
         half = bool(self.execution.amp) and not last
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-            if self.controller and (not stage.train_routers or last):
-                self.controller.calibrate(networks, self.evaluator.cost_at(step.eval_model, splits.calibration))
+            if controller and (not stage.train_routers or last):
+                controller.calibrate(networks, self.evaluator.cost_at(step.eval_model, splits.calibration))
             watched = self.evaluator.evaluate(step.eval_model, splits.watched)
             self._log(stage, epoch, step, watched)
-            if self.controller and stage.train_routers and not last:
+            if controller and stage.train_routers and not last:
                 # Test images must not influence the training, even if they are watched.
                 calibrated = splits.watched is splits.calibration
                 plain = watched if calibrated else self.evaluator.evaluate(step.eval_model, splits.calibration)
                 cost_at = estimated_cost(self.setup.table, plain.paths.run_probability_TN)
-                self.controller.settle(networks, plain.cost_share, cost_at, progress=(epoch + 1) / stage.epochs)
+                progress = path_progress(self.stages, number, epoch + 1)
+                controller.settle(networks, plain.cost_share, cost_at, progress=progress)
         step.sums.zero_()
         self._report_damaged()
 
@@ -341,8 +376,10 @@ class _Training:
         self.rows += 1
         self.world.on_rank0(lambda: self.folder.add_metrics(row))
         self.reporter.row(row)
-        if evaluation.collapsed and self.config.network.routed and epoch + 1 == stage.epochs:
-            self.reporter.warn(COLLAPSE)
+        meant = self.method.one_path or not (self.config.network.routed and stage.meets_budget)
+        if evaluation.collapsed and not meant and epoch + 1 == stage.epochs:
+            other = f"{COLLAPSED}Train longer, or use a budget between 0.3 and 0.9."
+            self.reporter.warn(COLLAPSE if "beta" in self.method.settings else other)
 
     def _stop_if_not_finite(self, stage: Stage, epoch: int, step: Step) -> None:
         found = step.first_nonfinite()
@@ -362,11 +399,11 @@ class _Training:
 
     def _warn_if_missed(self, evaluation: Evaluation) -> None:
         if self.controller and abs(evaluation.cost_share - self.controller.budget) > MISSED:
+            more = "Raise --beta, --m-d or --score-decay, train" if "beta" in self.method.settings else "Train"
             self.reporter.warn(
                 f"Test images cost {evaluation.cost_share:.3f} of the static network, and the budget is "
                 f"{self.controller.budget:g}. With few paths, no shift of the routers gives every cost; with few "
-                "calibration images, test images may take other paths. Raise --beta, --m-d or --score-decay, train "
-                "longer, or use more images."
+                f"calibration images, test images may take other paths. {more} longer, or use more images."
             )
 
     def _is_time_to_save(self, steps: int) -> bool:

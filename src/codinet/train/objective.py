@@ -23,6 +23,7 @@ from codinet.config import ExtraConfig, LossConfig
 from codinet.cost import block_costs
 from codinet.errors import UserError
 from codinet.losses import require_weight
+from codinet.methods import DEFAULT, method_named
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.relaxation import Decide, gumbel, require_tau
@@ -76,7 +77,7 @@ class Objective:
         require_reach(table, budget, "the network")
         self.model, self.table, self.steps, self.taken = model, table, steps, 0
         self.losses, self.extra = losses or LossConfig(), ExtraConfig(label_smoothing=label_smoothing)
-        self.decide = partial(gumbel, tau=tau)
+        self.decide, self.method = partial(gumbel, tau=tau), method_named(DEFAULT)
         self.controller = BudgetController(budget, steps=steps, device=device)
         self.weights_N = table.loss_weights().to(device)
         self.run_share_N, self.base_share = share_of_blocks(table, device)
@@ -113,8 +114,10 @@ class Objective:
             decay_scale=torch.full_like(self.controller.target, decay_scale(self.progress)),
             weights_N=self.weights_N,
             run_share_N=self.run_share_N,
+            base_share=self.base_share,
             gather_rows=lambda paths_LMN: paths_LMN,
             teacher_BK=None,
+            method=self.method,
         )
         self.controller.observe(figures[COST_SHARE] + self.base_share)
         self.taken += 1

@@ -224,7 +224,8 @@ def prepare(
     table, budget, controller = block_costs(model, dataset.image_shape), config.losses.budget, None
     if config.network.routed and budget is not None:
         require_reach(table, budget, config.network.arch)
-        controller = BudgetController(budget, steps=stages_of(config)[0].epochs * splits.steps, device=device)
+        epochs = sum(stage.epochs for stage in stages_of(config) if stage.path_losses) or config.schedule.epochs
+        controller = BudgetController(budget, steps=epochs * splits.steps, device=device)
     return Prepared(
         synchronised(model) if sync_bn else model,
         data,

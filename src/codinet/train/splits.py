@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -104,13 +105,17 @@ class SplitEvaluator:
     device: torch.device
     world: World
 
-    def evaluate(self, model: Any, data: Placed) -> Evaluation:
-        """Evaluate a network, or a function from images to `RoutedOutput`."""
+    def evaluate(self, model: Any, data: Placed, *, most: int | None = None) -> Evaluation:
+        """Evaluate a network, or a function from images to `RoutedOutput`, on all batches or on the first `most`."""
         size = evaluation_batch(self.table.image_shape, self.device)
+
+        def evaluate_own() -> Evaluation:
+            return evaluate(model, islice(data.batches(size), most), self.table)
+
         if self.world.size == 1:
-            return evaluate(model, data.batches(size), self.table)
+            return evaluate_own()
         # A shard of few images may be empty.
-        own = self.world.on_every_rank(lambda: evaluate(model, data.batches(size), self.table) if len(data) else None)
+        own = self.world.on_every_rank(lambda: evaluate_own() if len(data) else None)
         return join([part for part in self.world.gather(own) if part is not None], self.table)
 
     def cost_at(self, model: RoutedNetwork, data: Placed) -> Callable[[float], float]:

@@ -1,50 +1,14 @@
-"""Training stages as data: the paper's two stages, and the one stage of a static network."""
+"""Training stages: those of a run's method, and how the decay of the margins fades within one."""
 
-import math
-from dataclasses import dataclass
-from functools import partial
-
-from codinet.checks import LARGEST_COUNT, require_callable, require_choice, require_kind, require_number, require_whole
-from codinet.config import RunConfig, ScheduleConfig
-from codinet.relaxation import RELAXATIONS, Decide, hard
+from codinet.checks import require_kind, require_number
+from codinet.config import RunConfig
+from codinet.methods import method_named
+from codinet.methods.method import Stage as Stage
+from codinet.methods.method import static_stage
 from codinet.train.budget import SETTLE
 
 GROW_UNTIL = 0.7  # fraction of stage 1 after which views have the size of the images
 GROW_STEP = 32  # pixels
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the training with one relaxation and one set of trained parameters."""
-
-    name: str
-    epochs: int
-    decide: Decide
-    train_routers: bool
-    path_losses: bool  # whether L_con, L_div and L_cost act
-    lr: float
-    schedule: str
-    warmup: float  # epochs
-    milestones: tuple[float, ...] = ()  # fractions of the epochs after which a multi-step rate drops tenfold
-
-    def __post_init__(self) -> None:
-        require_whole("epochs", self.epochs, 1, LARGEST_COUNT)
-        require_callable("decide", self.decide)
-        require_number("lr", self.lr, 0)
-        require_choice("schedule", self.schedule, ("multistep", "cosine"))
-        require_number("warmup", self.warmup, 0)
-        require_kind("milestones", self.milestones, tuple, "a tuple of fractions of the epochs")
-        for milestone in self.milestones:
-            require_number("A milestone", milestone, 0, 1)
-
-    def lr_at(self, epoch: float) -> float:
-        """Return the learning rate after `epoch` epochs of this stage, which may be a fraction."""
-        require_number("epoch", epoch, 0, self.epochs)
-        rate = self.lr * min(1.0, (epoch / self.warmup) if self.warmup > 0 else 1.0)
-        done = epoch / self.epochs
-        if self.schedule == "cosine":
-            return rate * 0.5 * (1 + math.cos(math.pi * done))
-        return rate * 0.1 ** sum(done >= mark for mark in self.milestones)
 
 
 def decay_scale(done: float) -> float:
@@ -77,38 +41,14 @@ def view_side(config: RunConfig, side: int, epoch: int) -> int:
 def stages_of(config: RunConfig) -> list[Stage]:
     """Return the stages of a run, in order, given its resolved config."""
     require_kind("config", config, RunConfig, "a RunConfig")
-    schedule = config.schedule
-    if not config.network.routed:
-        return [_stage("static", schedule, decide=hard, train_routers=False, path_losses=False)]
-    require_choice("relaxation", config.network.relaxation, RELAXATIONS)
-    relaxed = partial(RELAXATIONS[config.network.relaxation], tau=config.network.tau)
-    stages = [_stage("joint", schedule, decide=relaxed, train_routers=True, path_losses=True)]
-    if schedule.finetune:
-        stages.append(
-            Stage(
-                name="finetune",
-                epochs=schedule.finetune,
-                decide=hard,
-                train_routers=False,
-                path_losses=False,
-                lr=schedule.finetune_lr,
-                schedule="cosine",
-                warmup=0,
-            )
-        )
-    return stages
+    return method_named(config.method).stages(config) if config.network.routed else static_stage(config.schedule)
 
 
-def _stage(name: str, schedule: ScheduleConfig, *, decide: Decide, train_routers: bool, path_losses: bool) -> Stage:
-    # The warm-up takes at most a fifth of a short run.
-    return Stage(
-        name=name,
-        epochs=schedule.epochs,
-        decide=decide,
-        train_routers=train_routers,
-        path_losses=path_losses,
-        lr=schedule.lr,
-        schedule=schedule.schedule,
-        warmup=min(schedule.warmup, schedule.epochs / 5),
-        milestones=schedule.milestones,
-    )
+def path_progress(stages: list[Stage], number: int, done: float) -> float:
+    """Return the fraction of the stages with path losses that is done after `done` epochs of stage `number`.
+
+    It is 1 from the end of these stages on. A stage without a ramp has reached its end, as far as the budget goes.
+    """
+    acting = [stage.epochs for stage in stages if stage.path_losses]
+    before = sum(stage.epochs for stage in stages[:number] if stage.path_losses)
+    return (before + done * stages[number].path_losses) / sum(acting) if acting else 1.0

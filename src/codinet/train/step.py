@@ -21,10 +21,10 @@ from codinet.config import ExtraConfig, LossConfig, RunConfig
 from codinet.cost import CostTable
 from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
-from codinet.losses import Terms, consistency, diversity, expected_cost, score_decay, total
-from codinet.model import RoutedNetwork, RoutedStep
+from codinet.methods import method_named
+from codinet.methods.method import Method, PathBatch, PathLoss
+from codinet.model import RoutedNetwork, RoutedStep, in_evaluation
 from codinet.records import RoutedOutput
-from codinet.relaxation import run_probability
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import World
 from codinet.train.extras import Average, Teacher, distillation
@@ -93,6 +93,7 @@ class Step:
         assert schedule.batch % world.size == 0
         self.task, self.stage, self.speed, self.world, self.device = task, stage, speed, world, device
         self.model, self.data, self.controller = model, data, task.controller
+        self.method = method_named(config.method)
         self.losses, self.extra, self.views = config.losses, config.extra, task.augmentation.views
         self.path_losses = stage.path_losses and network.routed
         self.weights_N = task.table.loss_weights().to(device)
@@ -163,6 +164,7 @@ class Step:
         )
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if task.amp else nullcontext():
             teacher_BK = self._teacher_logits(inputs_BCHW)
+            greedy = self._greedy_output(inputs_BCHW) if self.stage.greedy else None
             output = self.parallel_model(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
         loss, figures = self.loss_of(
             output,
@@ -174,8 +176,11 @@ class Step:
             decay_scale=self.decay_scale,
             weights_N=self.weights_N,
             run_share_N=self.run_share_N,
+            base_share=self.base_share,
             gather_rows=self.world.gather_rows if self.path_losses else None,
             teacher_BK=teacher_BK,
+            method=self.method,
+            greedy=greedy,
         )
         with self.speed.backward():
             (loss if self.part == len(self.index_L) else loss * (self.part / len(self.index_L))).backward()
@@ -184,6 +189,12 @@ class Step:
     @torch.no_grad()
     def _teacher_logits(self, inputs_BCHW: torch.Tensor) -> torch.Tensor | None:
         return None if self.teacher is None else self.teacher(inputs_BCHW)
+
+    @torch.no_grad()
+    def _greedy_output(self, inputs_BCHW: torch.Tensor) -> RoutedOutput:
+        """What the network would answer at inference."""
+        with in_evaluation(self.model):
+            return self.model(inputs_BCHW, step=self.speed.block)
 
     def _freeze(self, teacher: Teacher) -> LogitsFn:
         """The teacher's logits for the images of a step, as a function."""
@@ -238,10 +249,13 @@ def loss_of(
     decay_scale: torch.Tensor,
     weights_N: torch.Tensor,
     run_share_N: torch.Tensor,
+    base_share: float,
     gather_rows: Callable[[torch.Tensor], torch.Tensor] | None,
     teacher_BK: torch.Tensor | None,
+    method: Method,
+    greedy: RoutedOutput | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the loss of this process's images (Eq. 12).
+    """Compute the loss of this process's images.
 
     Args:
         output: The network's output for all views; the views of an image are next to each other.
@@ -253,35 +267,34 @@ def loss_of(
         decay_scale: Factor of the margins' decay; see `stages.decay_scale`.
         weights_N: Weights of the blocks in the cost loss.
         run_share_N: What each block adds to the cost share.
+        base_share: The cost share with every block skipped.
         gather_rows: Gathers the paths of all processes; None switches the losses on paths off.
         teacher_BK: The teacher's logits.
+        method: The method, which has the losses on paths.
+        greedy: The output with hard decisions, if the method asks for it.
 
     Returns:
         The loss, and the figures named by `SUMS`.
     """
     zero = torch.zeros_like(gamma)
     classification = F.cross_entropy(output.logits_BK, labels_B, label_smoothing=extra.label_smoothing)
-    terms, decay, distilled = Terms(classification, zero, zero, zero), zero, zero
-    if gather_rows is not None:
-        paths_BN = output.path_BN if losses.paths == "noised" else run_probability(output.scores_BN2)
-        paths_LMN = paths_BN.unflatten(0, (-1, views))
-        terms = terms._replace(
-            consistency=consistency(paths_LMN, margin=losses.m_c),
-            diversity=diversity(gather_rows(paths_LMN), margin=losses.m_d),
-            cost=expected_cost(paths_BN, weights_N),
-        )
-        decay = score_decay(output.scores_BN2)
-    weighted = terms
+    loss, distilled = classification, zero
     if teacher_BK is not None:
         assert extra.distill is not None
         distilled = distillation(output.logits_BK, teacher_BK, temperature=extra.distill_temperature)
-        weighted = terms._replace(classification=(1 - extra.distill) * classification + extra.distill * distilled)
-    loss = total(weighted, alpha=losses.alpha, beta=losses.beta, gamma=gamma)
-    loss = loss + losses.score_decay * decay_scale * decay
+        loss = (1 - extra.distill) * classification + extra.distill * distilled
+    found = PathLoss(loss, zero, zero, zero, zero)
+    if gather_rows is not None:
+        batch = PathBatch(
+            *(output, labels_B, views, losses, gamma, decay_scale),
+            *(weights_N, run_share_N, base_share, gather_rows, greedy),
+        )
+        found = method.loss(loss, batch)
+    loss, *terms, decay = found
     hard_BN = (output.scores_BN2[..., 1] >= output.scores_BN2[..., 0]).float()
     cost_share = (hard_BN @ run_share_N).mean()
     hits = (output.logits_BK.argmax(dim=1) == labels_B).float().mean()
-    figures = [loss, *terms, decay, distilled, gamma, hits, cost_share, torch.ones_like(loss)]
+    figures = [loss, classification, *terms, decay, distilled, gamma, hits, cost_share, torch.ones_like(loss)]
     return loss, torch.stack([figure.detach() for figure in figures])
 
 

@@ -94,11 +94,11 @@ def network_graph(
         limit = limit_of(graph, threshold)
         nothing: Usual = [None] * number
         if usual is None:
-            answers, _ = _routed(graph, network, limit, nothing, branches=branches)
+            answers, _ = _routed(graph, network, image_shape, limit, nothing, branches=branches)
         else:
-            quick, confirmed = _routed(graph, network, limit, usual, branches=True)
+            quick, confirmed = _routed(graph, network, image_shape, limit, usual, branches=True)
             same, whole = Graph(opset, "usual_"), Graph(opset, "whole_")
-            again, _ = _routed(whole, network, limit, nothing, branches=True)
+            again, _ = _routed(whole, network, image_shape, limit, nothing, branches=True)
             shapes: list[Sequence[int]] = [[1, network.classes], [1, number, 2], [1, number]]
             kept = [same.one("Identity", name) for name in quick]
             then_branch = same.nested(dict(zip(kept, shapes, strict=True)))
@@ -117,12 +117,21 @@ def _static(graph: Graph, network: NetworkWriter, path: Sequence[int]) -> str:
     return network.head(graph, Features(x, ""))
 
 
-def _routed(graph: Graph, network: NetworkWriter, limit: str, usual: Usual, *, branches: bool) -> tuple[list[str], str]:
+def _routed(
+    graph: Graph,
+    network: NetworkWriter,
+    image_shape: tuple[int, int, int],
+    limit: str,
+    usual: Usual,
+    *,
+    branches: bool,
+) -> tuple[list[str], str]:
     """Add a network with routers.
 
     Args:
         graph: The graph to add it to.
         network: The network.
+        image_shape: Channels, height and width of the input `images`.
         limit: The name of the smallest margin that runs a block.
         usual: The decisions that are followed before they are known.
         branches: Whether the other blocks are branches; otherwise they are computed and masked.
@@ -132,6 +141,7 @@ def _routed(graph: Graph, network: NetworkWriter, limit: str, usual: Usual, *, b
     """
     assert network.routers is not None
     writer, blocks = router_writer(network.routers), network.blocks
+    writer.start(graph, "images", image_shape)
     x = network.stem(graph, "images")
     now = Features(x, network.pool(graph, x) if writer.pools else network.maps(graph, x))
     after_if = False

@@ -4,6 +4,7 @@ A block is given by its `BlockWriter`, so the graphs of all networks are routed 
 vectors, these are kept between blocks, so that a skipped block costs nothing.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ from onnx import TensorProto, numpy_helper
 from torch import nn
 
 from codinet.engines.onnx.graph_nodes import Graph, linear, pool
+from codinet.engines.onnx.torch_parts import OPSETS, TorchPart, export_part
 from codinet.errors import UserError
-from codinet.routers import CNNRouter, FCRouter, RNNRouters, Routers, SeparateRouters, fc_routers
+from codinet.routers import CNNRouter, FCRouter, OnceRouters, RNNRouters, Routers, SeparateRouters, fc_routers
 
 # Routers
 
@@ -30,6 +32,9 @@ class RouterWriter:
 
     def __init__(self) -> None:
         self.signed: list[tuple[list[int], str]] = []  # blocks, and the name of batch × 2 scores for each
+
+    def start(self, graph: Graph, images: str, image_shape: Sequence[int]) -> None:
+        """Add what routers compute once, before the first block, from the images."""
 
     def router(self, graph: Graph, k: int, x: str) -> str:
         """Add block k's router; returns the name of its signed scores (batch × 2)."""
@@ -151,10 +156,35 @@ class RNNWriter(RouterWriter):
         return _signed(graph, self.routers.out, hidden)
 
 
+class OnceWriter(RouterWriter):
+    """Routers that score all blocks from the images, as torch exports them."""
+
+    name = "once"
+    pools = False
+
+    def __init__(self, routers: OnceRouters) -> None:
+        super().__init__()
+        self.routers, self.all = routers, ""
+
+    def start(self, graph: Graph, images: str, image_shape: Sequence[int]) -> None:
+        example = torch.zeros(2, *image_shape)  # a length of 1 may be taken for a fixed one
+        routers = copy.deepcopy(self.routers).to("cpu", torch.float32).eval()
+        opset = min(graph.opset, OPSETS[-1])  # these nodes mean the same in later ones
+        part = TorchPart(routers, routers.scores)
+        exported = export_part("The routers", part, example, opset=opset, any_batch=True, thorough=False)
+        sign = graph.constant(np.array([-1, 1], np.float32))
+        self.all = graph.one("Mul", graph.insert(exported, images), sign)
+
+    def router(self, graph: Graph, k: int, x: str) -> str:
+        return graph.one("Gather", self.all, graph.constant(np.array(k, np.int64)), axis=1)
+
+
 def router_writer(routers: Routers) -> RouterWriter:
     """The writer for the routers of a network; `UserError` for routers that codinet does not know."""
     if isinstance(routers, RNNRouters):
         return RNNWriter(routers)
+    if isinstance(routers, OnceRouters):
+        return OnceWriter(routers)
     each = fc_routers(routers)
     if each is not None:
         return FCWriter(each)
