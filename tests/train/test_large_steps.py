@@ -18,7 +18,7 @@ from codinet.runs import RunFolder
 from codinet.train import accelerate
 from codinet.train.accelerate import Execution, build_step
 from codinet.train.stages import view_side
-from codinet.train.step import SUMS, Step
+from codinet.train.step import SUMS, Speed, Step
 
 Network = Callable[[int], RoutedNetwork]
 MakeStep = Callable[..., Step]
@@ -98,7 +98,7 @@ def test_recomputed_blocks_keep_less_memory_and_the_same_statistics(two_blocks: 
 
 def test_batch_norms_keep_their_momentum_after_a_failure(two_blocks: Network) -> None:
     model = two_blocks(0)
-    speed = accelerate._recomputing(accelerate.Speed(), model)
+    speed = accelerate._recomputing(Speed(), model)
     momenta = [part.momentum for part in model.modules() if isinstance(part, torch.nn.BatchNorm2d)]
     with contextlib.suppress(KeyError), speed.backward():
         raise KeyError

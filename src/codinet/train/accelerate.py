@@ -151,9 +151,9 @@ def fused() -> Speed:
     """Return the same with our own kernels for the blocks and teachers that they support."""
     from codinet.train.fused import FusedStep  # needs Triton
 
-    block, compile, _ = compiled()
-    assert block is not None
-    return Speed(FusedStep(block, compile=compile), compile, one_launch)
+    speed = compiled()
+    assert speed.block is not None
+    return speed._replace(block=FusedStep(speed.block, compile=speed.compile), freeze=one_launch)
 
 
 def capture(step: Step) -> StepFn:

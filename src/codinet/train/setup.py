@@ -248,10 +248,10 @@ def _require_growth(
         raise UserError("--grow-from requires --view resized, and so an image folder or a packed data set.")
     if side > min(image_shape[1:]):
         raise UserError(f"--grow-from must be at most {min(image_shape[1:])}, the side of the images, got {side}.")
-    for name, network in ((config.network.arch, model), ("the teacher", teacher and teacher.model)):
+    networks = {config.network.arch: model} | ({"the teacher": teacher.model} if teacher else {})
+    for name, network in networks.items():
         try:
-            if network is not None:
-                block_costs(network, (image_shape[0], side, side))
+            block_costs(network, (image_shape[0], side, side))
         except UserError as error:
             raise UserError(f"--grow-from {side} cannot be used with {name}: {error}") from error
 
