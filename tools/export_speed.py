@@ -29,6 +29,7 @@ from codinet.commands.export import usual_of
 from codinet.config import DATA_ROOT
 from codinet.cost import block_costs
 from codinet.engines.onnx import ExportInfo, export
+from codinet.engines.onnx.openvino_runtime import keep_signal_stack
 from codinet.environment import commit
 from codinet.model import RoutedNetwork
 from codinet.runs import open_run
@@ -72,7 +73,8 @@ def openvino_call(file: Path, threads: int) -> Call:
     import openvino
 
     settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
-    request = openvino.compile_model(file, "CPU", settings).create_infer_request()
+    with keep_signal_stack():
+        request = openvino.compile_model(file, "CPU", settings).create_infer_request()
     return lambda image: [*request.infer({"images": image}).values()]
 
 

@@ -174,6 +174,7 @@ def network(few: Dataset, arch: str = ARCH, blocks: str | None = BLOCKS) -> Rout
 
 
 def test_the_step_is_one_graph_for_torch_compile(few: Dataset) -> None:
+    torch._dynamo.reset()  # other tests compile the same function, and torch gives up after so many versions
     model = network(few)
     compile = partial(torch.compile, backend="eager", fullgraph=True, dynamic=False)
     images = torch.randn(2, *few.image_shape)

@@ -1,6 +1,7 @@
 """Exported files in OpenVINO: the same paths and logits as the network."""
 
 import importlib.util
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -101,3 +102,25 @@ def test_without_openvino_one_sentence_says_so(
         OpenVinoEngine.of(network(), SHAPE)
     with pytest.raises(UserError, match="pip install openvino"):
         compare(network(), images, engines=("openvino",))
+
+
+_INTERRUPTED = """
+import faulthandler, signal
+from codinet import create_model
+from codinet.engines.onnx import OpenVinoEngine
+
+faulthandler.enable()  # its handlers run on a stack of their own
+engines = [OpenVinoEngine.of(create_model("resnet14"), (3, 32, 32)) for _ in range(2)]
+del engines[0]
+del engines[0]
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@installed
+def test_an_interrupt_after_engines_were_deleted_does_not_crash() -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

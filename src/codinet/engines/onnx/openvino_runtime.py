@@ -4,7 +4,11 @@ The file is used as it is. OpenVINO takes an input that has a default for a cons
 file is compiled; a call with another threshold compiles it again.
 """
 
+import ctypes
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,7 +62,8 @@ class OpenVinoEngine(OnnxEngine):
                 constant.CopyFrom(numpy_helper.from_array(np.array(threshold, np.float32), "threshold"))
         try:
             model = self.core.read_model(self.proto.SerializeToString())
-            return self.core.compile_model(model, "CPU", self.settings)
+            with keep_signal_stack():
+                return self.core.compile_model(model, "CPU", self.settings)
         except RuntimeError as error:
             raise UserError(f"OpenVINO cannot compile this graph ({first_line(error)}); export it again.") from error
 
@@ -78,3 +83,27 @@ class OpenVinoEngine(OnnxEngine):
                     self.compiled = threshold, self._compile(threshold)
                 mine = self.requests.mine = threshold, self.compiled[1].create_infer_request()
         return mine[1]
+
+
+class _SignalStack(ctypes.Structure):
+    """`stack_t` of Linux."""
+
+    _fields_ = (("memory", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@contextmanager
+def keep_signal_stack() -> Iterator[None]:
+    """Restore the stack on which signal handlers of this thread run.
+
+    Compiling a model replaces it, and deleting the model puts back the one from before. If two models are deleted in
+    the order in which they were compiled, the stack of the first stays in use after it is freed, and Ctrl-C crashes.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    sigaltstack, before = ctypes.CDLL(None).sigaltstack, _SignalStack()
+    sigaltstack(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        sigaltstack(ctypes.byref(before), None)
