@@ -98,7 +98,7 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 
 def _call(block: ChainBlock) -> TorchFunction:
-    """How the network calls a block. The block may write into its input, so it gets a copy, which is no node."""
+    """How the network calls a block. The block may write into its input, so it gets a copy; the graph needs none."""
     return lambda x: block.block(x.clone(), *block.call.args, **block.call.kwargs)
 
 
