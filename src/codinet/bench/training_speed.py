@@ -3,6 +3,8 @@
 The steps are real ones with every loss on. Images are random bytes of the network's published size, because their
 content does not affect speed. In each round every network takes the same number of steps, and the order rotates, so
 that whatever slows a whole round cancels out in the ratios. A mode is a way to execute the same step.
+
+Next to them, a plain loop of torchvision's network can take the same number of inputs per step (`plain_loop`).
 """
 
 import statistics
@@ -12,8 +14,9 @@ from typing import Any
 
 import torch
 
-from codinet.bench.by_name import create_untrained
+from codinet.bench.by_name import create_untrained, published_input
 from codinet.bench.engine_speed import Progress, no_progress
+from codinet.bench.plain_loop import NETWORKS, PlainLoop
 from codinet.bench.profiling import conv_time_fraction, peak_mb
 from codinet.config import RunConfig, resolve
 from codinet.cost import block_costs
@@ -29,7 +32,8 @@ from codinet.train.stages import stages_of
 from codinet.train.step import Speed, Step, Task
 
 Build = Callable[[Speed], Step]
-WARM_UP = 2  # steps
+TORCHVISION = "torchvision"  # the network of the plain loop
+_LONG = 60.0  # seconds of all rounds that are announced
 _LEARNING_RATE = 1e-3  # small, so that random labels do not drive weights to infinity
 _STEPS = 300  # length of the stage, for the budget controller
 
@@ -97,11 +101,25 @@ class TrainSetting:
 class Trainer:
     """A network in training, in one mode."""
 
-    routed: bool
+    network: str  # static, routed, torchvision
     mode: str
-    step: Step
     run_step: StepFn
     peak_mb: float | None
+    first_s: float  # of a step, a first estimate
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A step, and the tensors that are kept between steps."""
+
+    run_step: StepFn
+    state: Callable[[], Sequence[torch.Tensor]]
+
+
+def require_torchvision_has(arch: str) -> None:
+    """Raise a `UserError` if there is no plain loop for a network."""
+    if arch not in NETWORKS:
+        raise UserError(f"--torchvision compares {' and '.join(NETWORKS)}; remove it for {arch}.")
 
 
 def measure_training(
@@ -110,6 +128,7 @@ def measure_training(
     *,
     rounds: int,
     steps: int = 1,
+    torchvision: bool = False,
     progress: Progress = no_progress,
     found: Callable[[str], None] = lambda _sentence: None,
 ) -> list[dict[str, Any]]:
@@ -120,34 +139,49 @@ def measure_training(
         modes: Some of `MODES`.
         rounds: The number of rounds.
         steps: Steps of a round, timed as one.
+        torchvision: Also time a plain loop of torchvision's network, compiled unless every mode is eager. If it fails,
+            it is left out.
         progress: Called before each part of the work.
-        found: Called with a first estimate as soon as a network runs; compiling the others may take minutes.
+        found: Called with a first estimate as soon as a network runs, and with the reason if one is left out; compiling
+            the others may take minutes.
 
     Returns:
-        A row for the static and for the routed network in each mode.
+        A row for the static and for the routed network in each mode, and one for torchvision's.
     """
-    entries = [(mode, routed) for mode in modes for routed in (False, True)]
+    entries = [(mode, network) for mode in modes for network in ("static", "routed")]
+    if torchvision:
+        require_torchvision_has(setting.arch)
+        entries.append(("eager" if {*modes} == {"eager"} else "compiled", TORCHVISION))
+    inputs = setting.images * setting.views
     trainers = []
-    for number, (mode, routed) in enumerate(entries):
-        name = "routed" if routed else "static"
-        progress(f"{mode}, {name}: {_SET_UP.get(mode, 'compiling')}", number / (len(entries) + 1))
-        trainers.append(_trainer(setting, mode, routed=routed))
-        first = _seconds(trainers[-1].run_step, steps, setting.device) / steps
-        found(f"{mode}, {name}: about {setting.images * setting.views / first:,.0f} inputs/s")
-    seconds: dict[tuple[str, bool], list[float]] = {(entry.mode, entry.routed): [] for entry in trainers}
+    for number, (mode, network) in enumerate(entries):
+        progress(f"{mode}, {network}: {_SET_UP.get(mode, 'compiling')}", number / (len(entries) + 1))
+        try:
+            trainers.append(_trainer(setting, mode, network, steps))
+        except UserError as error:
+            if network != TORCHVISION:
+                raise
+            found(f"torchvision's loop is left out: {error}")
+            continue
+        found(f"{mode}, {network}: about {inputs / trainers[-1].first_s:,.0f} inputs/s")
+    left = rounds * steps * sum(entry.first_s for entry in trainers)
+    if left > _LONG:
+        found(f"{rounds} rounds take about {left / 60:.0f} minutes; --rounds sets their number")
+    seconds: dict[tuple[str, str], list[float]] = {(entry.mode, entry.network): [] for entry in trainers}
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}", (len(entries) + number / rounds) / (len(entries) + 1))
         first = number % len(trainers)
         for entry in [*trainers[first:], *trainers[:first]]:
-            seconds[entry.mode, entry.routed].append(_seconds(entry.run_step, steps, setting.device) / steps)
-    inputs = setting.images * setting.views
+            seconds[entry.mode, entry.network].append(_seconds(entry.run_step, steps, setting.device) / steps)
+    plain = next((own for (_, network), own in seconds.items() if network == TORCHVISION), None)
     rows = []
     for entry in trainers:
-        own = seconds[entry.mode, entry.routed]
+        own, ours = seconds[entry.mode, entry.network], entry.network != TORCHVISION
         rows.append(
             {
                 "arch": setting.arch,
-                "routed": entry.routed,
+                "network": entry.network,
+                "routed": entry.network == "routed",
                 "mode": entry.mode,
                 "inputs_per_step": inputs,
                 "inputs_per_s": inputs / statistics.median(own),
@@ -156,19 +190,23 @@ def measure_training(
                 "device": setting.device.type,
                 "precision": "bfloat16" if setting.amp else "float32",
                 "conv_share": conv_time_fraction(entry.run_step, setting.device),
-                "against_static": _ratio(own, seconds[entry.mode, False]),
-                "against_eager": _ratio(own, seconds.get(("eager", entry.routed))),
+                "against_static": _ratio(own, seconds[entry.mode, "static"] if ours else None),
+                "against_eager": _ratio(own, seconds.get(("eager", entry.network))),
+                "speed_against_torchvision": None if plain is None else _ratio(plain, own),
             }
         )
     return rows
 
 
-def _trainer(setting: TrainSetting, mode: str, *, routed: bool) -> Trainer:
-    built: list[tuple[Step, StepFn]] = []
+def _trainer(setting: TrainSetting, mode: str, network: str, steps: int) -> Trainer:
+    made: list[_Built] = []
+    on_cuda = setting.device.type == "cuda"
 
     def make() -> None:
-        built.append(MODES[mode](lambda speed: _step(setting, speed, routed=routed)))
-        _seconds(built[0][1], WARM_UP, setting.device)
+        made.append(
+            _plain(setting, mode) if network == TORCHVISION else _own(setting, mode, routed=network == "routed")
+        )
+        _seconds(made[0].run_step, 2 if on_cuda else 1, setting.device)
 
     try:
         peak = peak_mb(make, setting.device)
@@ -180,17 +218,42 @@ def _trainer(setting: TrainSetting, mode: str, *, routed: bool) -> Trainer:
                 f"{setting.device} has too little memory for steps of {setting.images} images in {setting.views} "
                 "views; use a smaller --batch."
             ) from error
+        if network == TORCHVISION:
+            raise UserError(f"it fails on this machine ({first_line(error)}).") from error
         if mode == "eager":
             raise
         raise UserError(
             f"The mode {mode} fails on this machine ({first_line(error)}); leave it out of --modes."
         ) from error
-    step, run_step = built[0]
-    if setting.device.type != "cuda" and peak is not None:
-        # The peak of the process includes compilers and caches; that of a later step does not.
-        peak = peak_mb(run_step, setting.device)
-        peak = None if peak is None else peak + _state_mb(step)
-    return Trainer(routed, mode, step, run_step, peak)
+    built = made[0]
+    if on_cuda:
+        return Trainer(network, mode, built.run_step, peak, _seconds(built.run_step, steps, setting.device) / steps)
+    # The peak of the process includes compilers and caches; that of a later step does not. A step may take minutes, so
+    # the same one is the first estimate.
+    taken: list[float] = []
+    later = peak_mb(lambda: taken.append(_seconds(built.run_step, 1, setting.device)), setting.device)
+    peak = None if peak is None or later is None else later + _megabytes(built.state())
+    return Trainer(network, mode, built.run_step, peak, taken[0])
+
+
+def _own(setting: TrainSetting, mode: str, *, routed: bool) -> _Built:
+    step, run_step = MODES[mode](lambda speed: _step(setting, speed, routed=routed))
+    return _Built(run_step, lambda: [*step.model.state_dict().values(), *step.optimizer_state().values()])
+
+
+def _plain(setting: TrainSetting, mode: str) -> _Built:
+    torch.manual_seed(setting.seed)
+    shape, classes = published_input(setting.arch, setting.image_size)
+    loop = PlainLoop(
+        setting.arch,
+        setting.images * setting.views,
+        setting.device,
+        amp=setting.amp,
+        image_size=shape[1],
+        classes=classes,
+        compile=torch.compile if mode == "compiled" else lambda model: model,
+    )
+    return _Built(loop, loop.state)
 
 
 def _step(setting: TrainSetting, speed: Speed, *, routed: bool) -> Step:
@@ -244,10 +307,8 @@ def _seconds(run_step: StepFn, steps: int, device: torch.device) -> float:
     return seconds_of(run, device)
 
 
-def _state_mb(step: Step) -> float:
-    """Weights and the state of the optimiser, which are kept between steps."""
-    state = [*step.model.state_dict().values(), *step.optimizer_state().values()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in state) / 2**20
+def _megabytes(tensors: Sequence[torch.Tensor]) -> float:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**20
 
 
 def _ratio(own: Sequence[float], other: Sequence[float] | None) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from codinet.commands.printing import note, print_json, print_table
+from codinet.commands.printing import counted, note, print_json, print_table
 from codinet.config import DATA_ROOT, require_seed
 from codinet.errors import UserError, unknown
 from codinet.flags import require_probability
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_THREADS = 1024
 _INFERENCE_FLAGS = ("run_rate", "engines", "images", "threshold", "compiled", "precision", "plot")
-_TRAINING_FLAGS = ("views", "modes", "amp")
+_TRAINING_FLAGS = ("views", "modes", "amp", "torchvision")
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Args:
     """Seed of untrained weights and of random images."""
     data_root: Path = DATA_ROOT
     """Folder that contains the data sets."""
-    device: str = "cpu"
-    """cpu, cuda, mps."""
+    device: str | None = None
+    """cpu, cuda, mps. Default: cpu; with --train the best available, as for `codinet train`."""
     train: bool = False
     """Time training steps of a network by name instead of inference."""
     views: int = 2
@@ -72,6 +72,9 @@ class Args:
     """With --train: some of eager, compiled, graph, kernels. Default: all on CUDA, eager elsewhere."""
     amp: tyro.conf.DisallowNone[bool | None] = None
     """With --train: compute in bfloat16, losses in float32. Default: on CUDA."""
+    torchvision: tyro.conf.DisallowNone[bool | None] = None
+    """With --train: also time a plain, compiled loop of torchvision's network, for resnet50 and resnet101. Default: on
+    CUDA."""
     json: bool = False
     """Print one JSON document."""
 
@@ -88,11 +91,19 @@ def run(args: Args) -> None:
         _reject_flags(args, _TRAINING_FLAGS, "applies to training; add --train or remove it")
         args = replace(args, batch=args.batch or (1, 64))
     _check(args)
-    device = pick_device(args.device)
+    device = pick_device(args.device if args.device is not None or args.train else "cpu")
+    rows: list[dict[str, Any]] = []
     try:
         with torch_threads(args.threads):
-            with _progress_bar() as progress:
-                rows = (_training_rows if args.train else _inference_rows)(args, device, progress)
+            if args.train:
+                # A table after each batch size, because the next one may take minutes.
+                for group in _training_rows(args, device):
+                    rows += group
+                    if not args.json:
+                        _print_training(f"training on {device.type}, {args.threads} threads", group)
+            else:
+                with _progress_bar() as progress:
+                    rows = _inference_rows(args, device, progress)
             environment = describe(device)
     except RuntimeError as error:
         if is_out_of_memory(error):
@@ -100,9 +111,7 @@ def run(args: Args) -> None:
         raise
     if args.json:
         print_json({"rows": rows, "environment": environment})
-    elif args.train:
-        _print_training(f"training on {device.type}, {args.threads} threads", rows)
-    else:
+    elif not args.train:
         _print_inference(f"{args.network} on {device.type}, {args.threads} threads, {args.precision}", rows)
     if args.plot is not None:  # last, so that a failure does not lose the numbers
         from codinet.bench.bench_figures import write_speedups
@@ -163,34 +172,61 @@ def _part(progress: "Progress", name: str, number: int, parts: int) -> "Progress
 # Training
 
 
-def _training_rows(args: Args, device: "torch.device", progress: "Progress") -> list[dict[str, Any]]:
+def _training_rows(args: Args, device: "torch.device") -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each batch size as soon as it is measured."""
+    from codinet.bench.by_name import published_input
     from codinet.bench.training_speed import TrainSetting, measure_training, pick_modes
     from codinet.specs import require_arch
 
     require_arch(args.network)
     gpu = device.type == "cuda"
     modes = pick_modes(args.modes, device)
+    torchvision = _with_torchvision(args, gpu=gpu)
     batches = args.batch or ((512,) if gpu else (32,))
-    rows = []
-    for number, images in enumerate(batches):
+    shape, _ = published_input(args.network, args.image_size)
+    for images in batches:
         amp = gpu if args.amp is None else args.amp
         setting = TrainSetting(args.network, images, args.views, device, amp, args.router, args.seed, args.image_size)
-        # A step on a GPU is too short to be timed alone, because the host must run ahead.
-        rows += measure_training(
-            setting,
-            modes,
-            rounds=args.rounds,
-            steps=10 if gpu else 1,
-            progress=_part(progress, f"batch {images}", number, len(batches)),
-            found=note,
+        note(
+            f"{args.network} on {device.type}, {counted(args.threads, 'thread')}: steps of {images} images in "
+            f"{args.views} views, {shape[1]}×{shape[2]}, {', '.join(modes)}"
         )
-    return rows
+        with _progress_bar() as progress:
+            # A step on a GPU is too short to be timed alone, because the host must run ahead.
+            rows = measure_training(
+                setting,
+                modes,
+                rounds=args.rounds,
+                steps=10 if gpu else 1,
+                torchvision=torchvision,
+                progress=_part(progress, f"batch {images}", 0, 1),
+                found=note,
+            )
+        yield rows
+
+
+def _with_torchvision(args: Args, *, gpu: bool) -> bool:
+    """Whether to time torchvision's loop; a note says if that was wanted and is not possible."""
+    from codinet.adopt import import_vision
+    from codinet.bench.plain_loop import NETWORKS
+    from codinet.bench.training_speed import require_torchvision_has
+
+    if args.torchvision:
+        require_torchvision_has(args.network)
+    wanted = gpu and args.network in NETWORKS if args.torchvision is None else args.torchvision
+    if not wanted:
+        return False
+    try:
+        import_vision("torchvision")
+    except UserError as error:
+        note(f"torchvision's loop is left out: {error}")
+        return False
+    return True
 
 
 def _print_training(title: str, rows: list[dict[str, Any]]) -> None:
-    """Print a table for each number of inputs per step."""
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "net": lambda row: "routed" if row["routed"] else "static",
+        "net": lambda row: row["network"],
         "mode": lambda row: row["mode"],
         "inputs\nper second": lambda row: f"{row['inputs_per_s']:.0f}",
         "ms\nper step": lambda row: f"{row['ms_per_step']:.1f}",
@@ -199,11 +235,10 @@ def _print_training(title: str, rows: list[dict[str, Any]]) -> None:
         "× static\nnet's time": lambda row: _or_dash(row["against_static"], ".2f"),
         "× eager\ntime": lambda row: _or_dash(row["against_eager"], ".2f"),
     }
-    for inputs in dict.fromkeys(row["inputs_per_step"] for row in rows):
-        group = [row for row in rows if row["inputs_per_step"] == inputs]
-        cells = [[cell(row) for cell in columns.values()] for row in group]
-        subject = f"{group[0]['arch']}, {title}, {group[0]['precision']}, {inputs} inputs per step"
-        print_table(subject, list(columns), cells)
+    if any(row["network"] == "torchvision" for row in rows):
+        columns["× torchvision's\nspeed"] = lambda row: _or_dash(row["speed_against_torchvision"], ".2f")
+    subject = f"{rows[0]['arch']}, {title}, {rows[0]['precision']}, {rows[0]['inputs_per_step']} inputs per step"
+    print_table(subject, list(columns), [[cell(row) for cell in columns.values()] for row in rows])
 
 
 def _or_dash(value: float | None, form: str) -> str:
