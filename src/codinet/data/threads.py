@@ -3,6 +3,9 @@
 Image decoders and large copies release Python's global lock, so threads use all cores. Unlike a worker process, a
 thread cannot be killed on its own. Waits are bounded, and a daemon thread that hangs in a read from a dead disk
 does not keep the process from exiting.
+
+In each of these threads torch uses one thread. Otherwise every one of them would start a team of as many threads as
+there are cores.
 """
 
 import os
@@ -16,11 +19,14 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
+import torch
+
 from codinet.environment import processes_here
 from codinet.errors import UserError
 
 MAX_THREADS = 16  # that decode; each may keep one whole image in memory
 STALL_SECONDS = 600.0  # a result that takes longer than this is an error
+_START_SECONDS = 5.0  # how long a new pool waits for each thread
 _CLOSE_SECONDS = 5.0  # how long `close` waits for each running call
 
 Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]  # None ends one thread
@@ -36,8 +42,11 @@ class DaemonThreadPool:
         """Start up to `threads` threads: fewer if the system refuses more; raise a `UserError` if it refuses all."""
         self._calls: Calls = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        started, own = threading.Semaphore(0), torch.get_num_threads()
         for number in range(max(1, threads)):
-            thread = threading.Thread(target=run_calls, args=(self._calls,), name=f"codinet-data-{number}", daemon=True)
+            thread = threading.Thread(
+                target=_run_alone, args=(self._calls, started), name=f"codinet-data-{number}", daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError as error:
@@ -45,6 +54,10 @@ class DaemonThreadPool:
                     raise UserError(f"Cannot start a thread to read images ({error}); close other programs.") from error
                 break
             self._threads.append(thread)
+        for _ in self._threads:
+            started.acquire(timeout=_START_SECONDS)
+        # Threads that others start later begin with the number that was set last.
+        torch.set_num_threads(own)
 
     def __enter__(self) -> "DaemonThreadPool":
         return self
@@ -68,6 +81,14 @@ class DaemonThreadPool:
             self._calls.put(None)
         for thread in self._threads:
             thread.join(_CLOSE_SECONDS)
+
+
+def _run_alone(calls: Calls, started: threading.Semaphore) -> None:
+    """Run calls in this thread, with one thread of torch's."""
+    torch.get_num_threads()  # the first call in a thread sets the number, so it must precede ours
+    torch.set_num_threads(1)
+    started.release()
+    run_calls(calls)
 
 
 def run_calls(calls: Calls) -> None:
