@@ -27,6 +27,7 @@ if not torch.cuda.is_available():
 
 from tests.few_digits import save_few_digits
 from tests.hub_server import TOKEN, Hub, served_hub
+from tests.repeated_metrics import repeated_metrics
 
 from codinet.adopt import import_vision
 from codinet.cli import main
@@ -156,8 +157,8 @@ def assert_same_run() -> Callable[[Path, Path], None]:
         ours, theirs = (load_tensors(folder / "model.safetensors")[0] for folder in (one, other))
         assert ours.keys() == theirs.keys()
         assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-        for name in ("metrics.jsonl", "evaluation.json"):
-            assert (one / name).read_text() == (other / name).read_text()
+        assert repeated_metrics(one) == repeated_metrics(other)
+        assert (one / "evaluation.json").read_text() == (other / "evaluation.json").read_text()
 
     return check
 

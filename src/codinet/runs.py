@@ -35,6 +35,7 @@ from codinet.zoo.shelf import ZOO
 from codinet.zoo.zoo_run import ZooRun, open_zoo
 
 FORMAT = 1
+DATA_WAIT = "data_wait"  # in metrics.jsonl: a measured time, so unlike all else not the same if a run is repeated
 MAX_METRICS_BYTES = 2**26  # of metrics.jsonl; an epoch takes 500
 
 

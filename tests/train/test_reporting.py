@@ -76,6 +76,15 @@ def test_figures_that_a_row_lacks_are_left_blank(capsys: Said) -> None:
     assert row.index("50.00") + 5 == headings.index("held %") + 6
 
 
+def test_a_long_wait_for_images_is_said_below_its_epoch(capsys: Said) -> None:
+    with Console() as reporter:
+        for waited in (0.05, 0.126, 0.0):
+            reporter.row({**ROW, "data_wait": waited})
+    _, _, second, line, third = capsys.readouterr().err.splitlines()
+    assert line == "         waited for images 13% of the time"
+    assert second == third
+
+
 def test_names_are_shown_as_they_are(capsys: Said) -> None:
     title = "Training in runs/[bold]x[/y]/:smile: and a name that is longer than any terminal is wide " + 80 * "x"
     with Console() as reporter:

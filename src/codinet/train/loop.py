@@ -24,7 +24,7 @@ from codinet.errors import UserError
 from codinet.evaluate import Evaluation
 from codinet.methods import method_named
 from codinet.methods.method import StageStart
-from codinet.runs import RunFolder, RunWriter
+from codinet.runs import DATA_WAIT, RunFolder, RunWriter
 from codinet.specs import library_versions
 from codinet.thresholds import MISSED
 from codinet.train import checkpoint
@@ -37,6 +37,7 @@ from codinet.train.setup import CHECKPOINTS, claimed_folder, identify, prepare, 
 from codinet.train.splits import SplitEvaluator, augmentation_of
 from codinet.train.stages import Stage, decay_scale, path_progress, stages_of, view_side
 from codinet.train.step import Step, Task, share_of_blocks
+from codinet.train.waiting import DataWait
 
 SAVE_SECONDS = 300  # within long epochs, write a checkpoint at least this often
 PAUSE_SECONDS = 5  # after short epochs, write none until the last one is this old
@@ -264,8 +265,8 @@ class _Training:
             for network in {built.step.eval_model, self.model}:
                 if network.routers is not None:
                     self.method.begin_epoch(stage, epoch, network.routers)
-            self._run_epoch(number, epoch, first, built)
-            self._end_epoch(number, epoch, built.step)
+            waited = self._run_epoch(number, epoch, first, built)
+            self._end_epoch(number, epoch, built.step, waited)
             if epoch + 1 == stage.epochs:
                 self._save(Position(number + 1, 0, 0, self.rows), built.step)
             elif self._older_than(PAUSE_SECONDS):
@@ -306,7 +307,8 @@ class _Training:
             if not name.startswith("routers.") and name not in self.frozen:
                 parameter.requires_grad_(stage.train_backbone)
 
-    def _run_epoch(self, number: int, epoch: int, first: int, built: BuiltStep) -> None:
+    def _run_epoch(self, number: int, epoch: int, first: int, built: BuiltStep) -> float:
+        """Take the steps of an epoch; return the fraction of their time that this process waited for images."""
         step, stage, steps = built.step, self.stages[number], self.splits.steps
         size = len(step.index_L)
         unique = number * 100_000 + epoch  # over both stages
@@ -314,7 +316,8 @@ class _Training:
         order = image_order(images, seed=seed, epoch=unique, batch=self.world.size * size)
         batches = order.unflatten(0, (steps, self.world.size, size))[:, self.world.rank]
         step.epoch.fill_(unique)
-        for i, index_L in enumerate(self.splits.train.deliver(batches[first:], unique), start=first):
+        wait = DataWait.on(self.device)
+        for i, index_L in enumerate(wait.over(self.splits.train.deliver(batches[first:], unique)), start=first):
             done = epoch + i / steps
             step.index_L.copy_(index_L)
             step.image_L.copy_(index_L if isinstance(self.splits.train, Resident) else batches[i])
@@ -326,8 +329,9 @@ class _Training:
             self.reporter.advance()
             if i + 1 < steps and self._is_time_to_save(i + 1):
                 self._save(Position(number, epoch, i + 1, self.rows), step)
+        return wait.fraction()  # the device must be done now in any case: the epoch is evaluated next
 
-    def _end_epoch(self, number: int, epoch: int, step: Step) -> None:
+    def _end_epoch(self, number: int, epoch: int, step: Step, waited: float) -> None:
         """Average what processes hold apart, meet the budget, evaluate and log."""
         stage, controller = self.stages[number], self.controller if self.stages[number].meets_budget else None
         self.world.average_statistics(self.model)
@@ -344,7 +348,7 @@ class _Training:
             if controller and (not stage.train_routers or last):
                 controller.calibrate(networks, self.evaluator.cost_at(step.eval_model, splits.calibration))
             watched = self.evaluator.evaluate(step.eval_model, splits.watched)
-            self._log(stage, epoch, step, watched)
+            self._log(stage, epoch, step, watched, waited)
             if controller and stage.train_routers and not last:
                 # Test images must not influence the training, even if they are watched.
                 calibrated = splits.watched is splits.calibration
@@ -366,13 +370,14 @@ class _Training:
             more = f" and {len(new) - 5} more" if len(new) > 5 else ""
             self.reporter.warn(f"{len(new)} damaged image files are skipped: {', '.join(new[:5])}{more}.")
 
-    def _log(self, stage: Stage, epoch: int, step: Step, evaluation: Evaluation) -> None:
+    def _log(self, stage: Stage, epoch: int, step: Step, evaluation: Evaluation, waited: float) -> None:
         means = step.means()
         watched = "holdout" if self.config.data.holdout else self.config.data.watch
         row: dict[str, Any] = {"stage": stage.name, "epoch": epoch + 1, "watched": watched, **means}
         row |= {"train_accuracy": 100 * means["accuracy"], "train_cost_share": means["cost_share"]}
         row |= evaluation.summary()
         row["loss"], row["held_loss"] = means["loss"], evaluation.loss
+        row[DATA_WAIT] = round(max(self.world.gather(waited)), 4)
         self.rows += 1
         self.world.on_rank0(lambda: self.folder.add_metrics(row))
         self.reporter.row(row)

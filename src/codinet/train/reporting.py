@@ -14,6 +14,8 @@ from typing import Any
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from codinet.runs import DATA_WAIT
+
 
 class Reporter:
     """Where training reports to; every method may do nothing."""
@@ -168,6 +170,7 @@ _COLUMNS = (  # heading, key, format; together at most 80 columns. metrics.jsonl
 _WIDTHS = [len(form.format(0)) for _, _, form in _COLUMNS]
 QUIET_SECONDS = 60.0  # in a log file, a long epoch prints its progress this often
 ESTIMATE_SECONDS = 2.0  # after which the estimated time is printed
+_LONG_WAIT = 0.05  # fraction of an epoch that is worth a line
 _SHORT = 10.0  # seconds left that are not worth a line
 
 
@@ -232,6 +235,8 @@ class Console(Reporter):
             self._print([watched if heading == WATCHED else heading for heading, _ in cells], style="bold")
         self.rows += 1
         self._print([cell for _, cell in cells])
+        if row.get(DATA_WAIT, 0.0) > _LONG_WAIT:
+            self.console.print(f"{'':>{_WIDTHS[0]}} waited for images {row[DATA_WAIT]:.0%} of the time")
         self.printed_at = time.monotonic()
         if self.time_left is not None:
             self.time_left.epoch(self.printed_at)
