@@ -46,6 +46,7 @@ INSTEAD = {
     "resnet110": "resnet14",
     "cuda": "cpu",
     "bfloat16": "float32",
+    "graph": "eager",
 }
 # Flags that make a command short; they replace those of the command.
 SMALLER: dict[str, dict[str, str | None]] = {
