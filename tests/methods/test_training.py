@@ -142,7 +142,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
 
 
 @pytest.mark.filterwarnings("ignore")  # of timm, when it is imported
-@pytest.mark.parametrize("name", ["convaig", "random"])
+@pytest.mark.parametrize("name", ["convaig", "random", "sact"])
 def test_a_network_of_timm(name: str, tmp_path: Path) -> None:
     try:
         import_vision("timm")
