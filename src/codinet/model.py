@@ -257,7 +257,9 @@ def routed_step(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
     """Run one block and its router: Eq. 2 and 7, v·F(x) + (1 − v)·skip(x).
 
-    A router may score positions. Then each position has a decision, and that of the image is the largest one. It does not depend on the block's position, so one compiled version serves all blocks of the same shape.
+    A router may score positions. Then each position has a decision, and that of the image is the largest one.
+
+    It does not depend on the block's depth, so one compiled version serves all blocks of the same shape.
 
     Args:
         block: The residual block.

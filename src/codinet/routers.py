@@ -30,7 +30,7 @@ WIDEST = 16_384  # most channels of a router's input; its weights then take a gi
 
 
 class Routers(nn.Module):
-    """Base class for the routers of a network. Layers that compute the scores must be named `out`, or `shift` be replaced.
+    """Base class for the routers of a network. Layers that compute the scores must be named `out`; see `shift`.
 
     Attributes:
         always: Blocks that run for every image at every threshold.

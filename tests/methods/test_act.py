@@ -128,9 +128,10 @@ def test_the_output_of_a_group_is_the_weighted_mean_of_its_blocks_outputs() -> N
 
 def test_the_loss_by_hand() -> None:
     scores_BN2 = scores_of(routers_of(0.25, 0.5, 0.5)).detach()
+    output = RoutedOutput(torch.zeros(1, 3), scores_BN2, mass_left(scores_BN2))
     batch = PathBatch(
-        *(RoutedOutput(torch.zeros(1, 3), scores_BN2, mass_left(scores_BN2)), torch.zeros(1), 1, LossConfig()),
-        *(torch.tensor(0.2), torch.tensor(1.0), torch.ones(4), torch.full((4,), 0.2), 0.1, lambda rows: rows, None),
+        *(output, torch.zeros(1), 1, LossConfig(), torch.tensor(0.2), torch.tensor(1.0)),
+        *(torch.ones(4), torch.full((4,), 0.2), 0.1, lambda rows: rows, None),
     )
     found = METHOD.loss(torch.tensor(2.0), batch)
     assert found.loss.item() == pytest.approx(2 + 0.2 * 3.25)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from codinet.adopt import import_vision
 from codinet.backbones import Block
 from codinet.bench.run_rate import settle
 from codinet.create import create_model
@@ -15,7 +16,7 @@ from codinet.methods.router_kinds import build_routers
 from codinet.methods.sact import SpatialRouter
 from codinet.model import RoutedNetwork, routed_step
 from codinet.relaxation import hard
-from codinet.routers import EPSILON, SCALE, HaltingRouters, of_image
+from codinet.routers import EPSILON, SCALE, HaltingRouter, HaltingRouters, of_image
 
 
 def reads_a_channel(k: int, width: int) -> SpatialRouter:
@@ -73,7 +74,7 @@ def test_positions_by_hand() -> None:
 
 def test_the_ponder_cost_of_a_position_has_the_gradient_of_its_remainder() -> None:
     features = FEATURES.clone().requires_grad_()
-    state, scores = (), []
+    state, scores = ROUTERS.start(features), []
     for k in range(3):
         given, state = ROUTERS.router(k)(features, state)
         scores.append(given if k == 0 else of_image(given))
@@ -102,6 +103,7 @@ def test_positions_that_halted_keep_their_features() -> None:
         assert path_B.tolist() == [decision]
 
 
+@torch.no_grad()
 def test_a_step_has_no_branch_on_values() -> None:
     """The compiler refuses to trace what would wait for the device."""
     _, state = ROUTERS.router(1)(FEATURES, (torch.zeros(1, 1, 1),))
@@ -122,10 +124,10 @@ def network(kind: str, spread: float) -> RoutedNetwork:
     generator = torch.Generator().manual_seed(1)
     assert isinstance(model.routers, HaltingRouters)
     for router in model.routers.each:
-        if hasattr(router, "halt"):
+        if isinstance(router, HaltingRouter):
             router.halt.weight.normal_(generator=generator)
             router.halt.bias.fill_(-1.0)
-        if hasattr(router, "conv"):
+        if isinstance(router, SpatialRouter):
             router.conv.weight.normal_(0, spread)
     return model
 
@@ -146,7 +148,9 @@ def test_engines_agree_where_images_halt_in_part() -> None:
     assert model.routers is not None
     parts: list[float] = []
     hooks = [
-        router.register_forward_hook(lambda _m, _x, y: parts.append(hard(y[0]).mean().item()) if y[0].ndim == 4 else None)
+        router.register_forward_hook(
+            lambda _m, _x, y: parts.append(hard(y[0]).mean().item()) if y[0].ndim == 4 else None
+        )
         for router in model.routers.each  # type: ignore[union-attr]
     ]
     for threshold in (0.2, 0.5, 0.9):
@@ -179,3 +183,32 @@ def test_a_group_must_keep_its_size() -> None:
 
     with pytest.raises(UserError, match="only of a block that keeps the size"):
         routed_step(Halves(0.0), router, torch.randn(2, 4, 6, 6), state, hard, None)
+
+
+@pytest.mark.filterwarnings("ignore")  # of timm, when it is imported
+@pytest.mark.parametrize(("arch", "side"), [("timm:test_convnext", 64), ("timm:test_vit", 160)])
+@torch.no_grad()
+def test_other_layouts_of_features(arch: str, side: int) -> None:
+    """Channels last, and tokens, which are positions of one column."""
+    try:
+        import_vision("timm")
+    except Exception as error:
+        pytest.skip(str(error))
+    pytest.importorskip("onnxruntime")
+    from codinet.engines.onnx import OnnxEngine
+
+    torch.manual_seed(0)
+    model = create_model(arch, router="spatial").eval()
+    assert model.routers is not None
+    for name, parameter in model.routers.named_parameters():
+        if name.endswith("weight"):
+            parameter.normal_(0, 0.1 if "conv" in name else 0.5)
+        else:
+            parameter.fill_(0.5)
+    images = torch.randn(4, 3, side, side)
+    expected = model(images)
+    assert 0 < expected.path_BN.mean() < 1
+    for engine in (GatherEngine(model), OnnxEngine.of(model, (3, side, side))):
+        found = engine(images)
+        assert torch.equal(found.path_BN, expected.path_BN)
+        assert (found.logits_BK - expected.logits_BK).abs().max() < 1e-4

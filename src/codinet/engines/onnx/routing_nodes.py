@@ -221,7 +221,9 @@ class HaltingWriter(RouterWriter):
         assert isinstance(router, HaltingRouter)
         logits = linear(graph, router.halt, vector)
         if not self.pools:
-            logits = graph.one("Add", self._conv(graph, router, x), graph.one("Unsqueeze", logits, graph.integers(2, 3)))
+            logits = graph.one(
+                "Add", self._conv(graph, router, x), graph.one("Unsqueeze", logits, graph.integers(2, 3))
+            )
         halting = graph.one("Sigmoid", logits)
         self.spent = graph.one("Add", self.spent, halting) if self.spent else halting
         scale, most = np.array(SCALE, np.float32), SCALE * (1 - EPSILON) + router.raised.float().cpu().numpy()
