@@ -326,7 +326,7 @@ def test_an_unknown_name_without_a_hint_lists_the_known_ones() -> None:
         ({"routed": "yes"}, "routed must be True or False, got 'yes'"),
         ({"stride_on": "zz"}, "Unknown stride_on 'zz'; choose from 3x3, 1x1"),
         ({"stride_on": None}, "The stride_on must be one of 3x3, 1x1, got None"),
-        ({"router": 7}, "The router must be one of fc, cnn, rnn, narrow, policy, hash, bias, got 7"),
+        ({"router": 7}, "The router must be one of fc, cnn, rnn, narrow, policy, hash, bias, halting, spatial, got 7"),
         ({"pretrained": 5}, "pretrained must be a name of the zoo"),
     ],
 )

@@ -71,9 +71,9 @@ class NetworkConfig:
     """A network listed by `codinet models`, timm:NAME, torchvision:NAME, or package.module:function."""
     routed: bool = True
     """Whether blocks have routers; without them, this is the plain residual network."""
-    router: Literal["fc", "cnn", "rnn", "narrow", "policy", "hash", "bias"] = "fc"
+    router: Literal["fc", "cnn", "rnn", "narrow", "policy", "hash", "bias", "halting", "spatial"] = "fc"
     """Two linear layers (the paper's), a convolution, or an LSTM along the depth. A method that does not use fc has
-    another default: narrow, policy, hash or bias; see docs/methods.md."""
+    another default: narrow, policy, hash, bias, halting or spatial; see docs/methods.md."""
     relaxation: Literal["gumbel", "straight-through"] = "gumbel"
     """How decisions are relaxed in stage 1."""
     tau: float = 1.0

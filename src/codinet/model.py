@@ -35,7 +35,7 @@ from codinet.hub import WEIGHTS, cannot_load, find, floating_dtype, read_folder,
 from codinet.methods.router_kinds import ROUTER_KINDS, build_routers
 from codinet.records import RoutedOutput
 from codinet.relaxation import Decide, hard
-from codinet.routers import Router, Routers, State
+from codinet.routers import Router, Routers, State, of_image
 
 RoutedStep = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]]
 
@@ -257,7 +257,9 @@ def routed_step(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
     """Run one block and its router: Eq. 2 and 7, v·F(x) + (1 − v)·skip(x).
 
-    It does not depend on the block's position, so one compiled version serves all blocks of the same shape.
+    A router may score positions. Then each position has a decision, and that of the image is the largest one.
+
+    It does not depend on the block's depth, so one compiled version serves all blocks of the same shape.
 
     Args:
         block: The residual block.
@@ -279,12 +281,26 @@ def routed_step(
     else:
         scores_B2, state = router(x_BCHW, state)
         scores_B2 = scores_B2.float()
+    positions_BHW: torch.Tensor | None = None
+    if scores_B2.ndim == 4:
+        if forced_B is None:
+            positions_BHW = decide(scores_B2)
+            _require_decisions(positions_BHW, scores_B2)
+            if positions_BHW.shape[1:] != y_BCHW.shape[2:]:
+                raise UserError("A router can score positions only of a block that keeps the size of the features.")
+            forced_B = positions_BHW.amax(dim=(1, 2))
+        scores_B2 = of_image(scores_B2)
     decision_B = decide(scores_B2) if forced_B is None else forced_B
-    if not isinstance(decision_B, torch.Tensor) or decision_B.shape != scores_B2.shape[:1]:
-        raise UserError(f"decide must return a tensor with one decision per image, got {shown(decision_B)}.")
+    _require_decisions(decision_B, scores_B2)
     # lerp is exact at both ends, so a hard decision passes F(x) or the shortcut through unchanged.
-    weight = decision_B.to(y_BCHW.dtype)[:, None, None, None]
+    weight = decision_B[:, None, None, None] if positions_BHW is None else positions_BHW[:, None]
+    weight = weight.to(y_BCHW.dtype)
     return torch.lerp(shortcut_BCHW.to(y_BCHW.dtype), y_BCHW, weight), scores_B2, decision_B, state
+
+
+def _require_decisions(decisions: Any, scores: torch.Tensor) -> None:
+    if not isinstance(decisions, torch.Tensor) or decisions.shape != scores.shape[:-1]:
+        raise UserError(f"decide must return a tensor with one decision per image, got {shown(decisions)}.")
 
 
 def train_only(model: RoutedNetwork, *, routers: bool, backbone: bool) -> None:
@@ -336,7 +352,9 @@ class CoDiNet(ResNet, RoutedNetwork):
         self.in_channels, self.image_shape = config.in_channels, config.image_shape
         self.paper_unit = shape.paper_unit
         widths = [block.in_channels for block in self.blocks]
-        self.routers = build_routers(config.router, widths, config.in_channels) if config.routed else None
+        self.routers = None
+        if config.routed:
+            self.routers = build_routers(config.router, widths, config.in_channels, self.groups)
 
     @property
     def groups(self) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ channel widths only. `relaxation` turns scores into decisions.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,14 +19,24 @@ from codinet.errors import UserError
 
 State = tuple[torch.Tensor, ...]
 Router = Callable[[torch.Tensor, State], tuple[torch.Tensor, State]]
-"""Maps a block's input and the current state to scores_B2 and the state for the next block."""
+"""Maps a block's input and the current state to scores_B2 and the state for the next block.
+
+A module with `per_position` returns scores_BHW2 instead, for a block that keeps the size of its input. Positions at
+which the block is skipped keep their features. `of_image` has the scores of the image.
+"""
 
 OPEN = 1.0  # initial bias of the run score, so that an untrained network runs its blocks
 WIDEST = 16_384  # most channels of a router's input; its weights then take a gigabyte
 
 
 class Routers(nn.Module):
-    """Base class for the routers of a network. Layers that compute the scores must be named `out`."""
+    """Base class for the routers of a network. Layers that compute the scores must be named `out`; see `shift`.
+
+    Attributes:
+        always: Blocks that run for every image at every threshold.
+    """
+
+    always: tuple[int, ...] = ()
 
     def start(self, images_BCHW: torch.Tensor) -> State:
         """Returns the state for the first router of a forward pass."""
@@ -59,6 +70,20 @@ def pool(features_BCHW: torch.Tensor) -> torch.Tensor:
     if features_BCHW.is_contiguous(memory_format=torch.channels_last):
         return features_BCHW.permute(0, 2, 3, 1).mean(dim=(1, 2))
     return features_BCHW.mean(dim=(2, 3))
+
+
+def of_image(scores_BHW2: torch.Tensor) -> torch.Tensor:
+    """The scores of images from those of their positions: a block runs for an image iff it runs at any position.
+
+    Args:
+        scores_BHW2: Scores (skip, run) of positions.
+
+    Returns:
+        scores_B2. Their margin is the largest of the positions, and the skip score is the mean.
+    """
+    skip_B = scores_BHW2[..., 0].mean(dim=(1, 2))
+    margin_B = (scores_BHW2[..., 1] - scores_BHW2[..., 0]).amax(dim=(1, 2))
+    return torch.stack([skip_B, skip_B + margin_B], dim=-1)
 
 
 def explain_failure(features_BCHW: Any, width: int, weight: torch.Tensor) -> None:
@@ -234,6 +259,107 @@ def _take_first(features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor
     """The scores of the next block. They rotate, so that one compiled step serves all blocks."""
     (scores_BN2,) = state
     return scores_BN2[:, 0], (scores_BN2.roll(-1, dims=1),)
+
+
+EPSILON = 0.01  # what may be left of an image's halting mass when it halts
+SCALE = 8.0  # margin per unit of halting mass
+HELD = 40.0  # added to the margin of a block that always runs
+RARELY = -3.0  # initial bias of halting scores, so that an untrained network runs its blocks
+
+
+class HaltingRouter(nn.Module):
+    """The halting unit of the previous block: a sigmoid of one linear layer on that block's pooled output.
+
+    Halting scores h add up along a group of blocks. A block runs while their sum is below 1 − ε: the margin is
+    s (1 − ε − Σ h). A shift changes the sum at which images halt. The skip score is minus the block's ponder cost,
+    1 − h where the block runs: the block itself, and what it takes from the remainder 1 − Σ h.
+
+    Args:
+        width: Channels of the block's input.
+    """
+
+    per_position: ClassVar[bool] = False  # whether halting scores are B×H×W
+    raised: torch.Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        require_width(width)
+        self.halt = nn.Linear(width, 1)
+        nn.init.constant_(self.halt.bias, RARELY)
+        self.register_buffer("raised", torch.zeros(()))
+
+    def halting(self, features_BCHW: torch.Tensor) -> torch.Tensor:
+        """Returns halting scores between 0 and 1, B; a subclass may return B×H×W."""
+        return self.halt(pool(features_BCHW)).squeeze(1).float().sigmoid()
+
+    def forward(self, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        try:
+            halting = self.halting(features_BCHW)
+        except Exception:  # as above
+            explain_failure(features_BCHW, self.halt.in_features, self.halt.weight)
+            raise
+        if self.per_position and state[0].shape[1:] not in ((1, 1), halting.shape[1:]):
+            raise UserError("Halting at positions requires blocks that keep the size of the features within a group.")
+        spent = state[0] + halting
+        margin = SCALE * (1 - EPSILON - spent) + self.raised
+        ponder = (1 - halting) * (margin >= 0)
+        return torch.stack([-ponder, margin - ponder], dim=-1), (spent,)
+
+
+class FirstRouter(nn.Module):
+    """The router of the first block of a group, which always runs. The sum of halting scores starts anew.
+
+    Args:
+        per_position: Whether halting scores are B×H×W.
+    """
+
+    raised: torch.Tensor
+
+    def __init__(self, *, per_position: bool) -> None:
+        super().__init__()
+        self.shape = (1, 1) if per_position else ()
+        self.register_buffer("raised", torch.zeros(()))
+
+    def forward(self, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        number = len(features_BCHW)
+        run_B = (HELD + SCALE * (1 - EPSILON) - 2 + self.raised).float().expand(number)
+        # The ponder cost of a group is N + R with R = 1 − Σ h, so its first block counts twice.
+        return torch.stack([torch.full_like(run_B, -2), run_B], dim=-1), (run_B.new_zeros(number, *self.shape),)
+
+
+class HaltingRouters(Routers):
+    """Halting units within each group of blocks.
+
+    Args:
+        kind: The class of the halting units.
+        widths: Input channels of each block.
+        groups: Blocks of each group.
+    """
+
+    def __init__(self, kind: type[HaltingRouter], widths: Sequence[int], groups: Sequence[int]) -> None:
+        super().__init__()
+        require_widths(widths)
+        self.widths = tuple(widths)
+        starts = {sum(groups[:group]) for group in range(len(groups))}
+        # A block that changes the width begins another part, whatever the groups are.
+        starts.update(k for k, (width, after) in enumerate(pairwise(widths)) if width != after)
+        self.always = tuple(sorted(starts))
+        self.each = nn.ModuleList(
+            FirstRouter(per_position=kind.per_position) if k in self.always else kind(width)
+            for k, width in enumerate(widths)
+        )
+
+    def start(self, images_BCHW: torch.Tensor) -> State:
+        return (images_BCHW.new_zeros(len(images_BCHW)),)  # not read: the first block is the first of its group
+
+    def router(self, k: int) -> Router:
+        _require_index(k, len(self.each))
+        return self.each[k]
+
+    def shift(self, amount: float) -> None:
+        require_number("amount", amount)
+        for router in self.each:
+            router.get_buffer("raised").add_(amount)
 
 
 class Biases(nn.Module):

@@ -1,7 +1,7 @@
 """Find the run threshold at which a trained network meets a budget. One set of weights serves many budgets."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -89,13 +89,21 @@ def require_budget(model: RoutedNetwork, budget: float) -> None:
     require_number("budget", budget, 0, 1, above=True)
 
 
-def require_reach(table: CostTable, budget: float, who: str) -> None:
-    """Raise a `UserError` if the budget is below the cost with every block skipped; `who` names the network."""
-    least = table.share(torch.zeros(1, len(table.run_N))).item()
+def require_reach(table: CostTable, budget: float, who: str, always: Sequence[int] = ()) -> None:
+    """Raise a `UserError` if the budget is below the cost of the cheapest path; `who` names the network.
+
+    Args:
+        table: The cost table of the network.
+        budget: A fraction of the static network's cost.
+        who: The name of the network.
+        always: The blocks that always run.
+    """
+    path_1N = torch.zeros(1, len(table.run_N))
+    path_1N[:, list(always)] = 1
+    least = table.share(path_1N).item()
     if budget < least:
-        raise UserError(
-            f"The budget must be at least {least:.4f}, the cost of {who} with every block skipped, got {budget:g}."
-        )
+        skipped = "every block skipped" if not always else f"only the {len(always)} blocks that always run"
+        raise UserError(f"The budget must be at least {least:.4f}, the cost of {who} with {skipped}, got {budget:g}.")
 
 
 def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: int = 14) -> float:

@@ -40,8 +40,8 @@ def test_a_method_is_found_by_its_name(name: str) -> None:
 
 
 def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(UserError, match="Unknown method 'sact2'; choose from codinet, vanilla"):
-        method_named("sact2")
+    with pytest.raises(UserError, match="Unknown method 'gating'; choose from codinet, vanilla"):
+        method_named("gating")
 
 
 @pytest.mark.parametrize("name", ROUTED)
@@ -111,6 +111,8 @@ def test_the_rate_of_a_budget() -> None:
         (["--method", "convaig", "--target-rate", "2"], "--target-rate must be between 0 and 1, got 2."),
         (["--method", "blockdrop", "--penalty", "-1"], "Loss weights and margins must not be negative, got -1."),
         (["--method", "blockdrop", "--budget", "0.1"], "The budget must be at least 0."),
+        (["--method", "act", "--budget", "0.2"], "The budget must be at least 0."),
+        (["--method", "sact", "--router", "halting"], "--method sact requires --router spatial, got halting."),
     ],
 )
 def test_bad_combinations_are_one_sentence(

@@ -22,6 +22,7 @@ from codinet.relaxation import hard
 from codinet.routers import ROUTERS, OnceRouters
 from codinet.saving import load, save
 
+HALTING = ["halting", "spatial"]
 NEW = [kind for kind in ROUTER_KINDS if kind not in ROUTERS]
 CPU = torch.device("cpu")
 IMAGES = torch.randn(6, 1, 12, 10, generator=torch.Generator().manual_seed(3))
@@ -32,9 +33,12 @@ def network(kind: str) -> RoutedNetwork:
     model = settle(create_model("resnet14", router=kind, in_channels=1, num_classes=5), IMAGES)
     with torch.no_grad():
         for name, parameter in model.routers.named_parameters():  # type: ignore[union-attr]
-            if name.endswith("out.weight"):
+            if name.endswith(("out.weight", "halt.weight")):
                 parameter.normal_()  # scores that depend on the image
-    return with_run_rate(model, IMAGES, 0.5)
+    model = with_run_rate(model, IMAGES, 0.5 if kind not in HALTING else 0.75)
+    if kind in HALTING:
+        model.routers.shift(0.01)  # type: ignore[union-attr]  # no sum of halting scores at the limit itself
+    return model
 
 
 def assert_same(found: RoutedOutput, expected: RoutedOutput) -> None:
@@ -103,8 +107,9 @@ def test_a_shift_moves_every_run_score(kind: str) -> None:
     path = torch.ones(6)
     with torch.no_grad():
         before, after = (each(IMAGES, force=path).scores_BN2 for each in (model, shifted))
-    assert torch.allclose(after[..., 1], before[..., 1] + 0.75, atol=1e-5)
-    assert torch.equal(after[..., 0], before[..., 0])
+    assert torch.allclose(after[..., 1] - after[..., 0], before[..., 1] - before[..., 0] + 0.75, atol=1e-5)
+    if kind not in HALTING:  # their skip scores are the ponder cost
+        assert torch.equal(after[..., 0], before[..., 0])
 
 
 @pytest.mark.parametrize("kind", NEW)
@@ -118,9 +123,18 @@ def test_a_network_is_saved_with_its_routers(kind: str, tmp_path: Path) -> None:
         assert_same(loaded(IMAGES), model(IMAGES))
 
 
-@pytest.mark.parametrize(("kind", "macs"), [("narrow", 16 * 16 + 16 * 2), ("hash", 0), ("bias", 0)])
+@pytest.mark.parametrize(("kind", "macs"), [("narrow", 16 * 16 + 16 * 2), ("hash", 0), ("bias", 0), ("halting", 0)])
 def test_what_the_first_router_costs(kind: str, macs: int) -> None:
     assert block_costs(network(kind), (1, 12, 10)).router_N[0] == macs
+
+
+def test_what_halting_units_cost() -> None:
+    """A linear layer on the output of each block but the last one of a group, and a convolution to one channel."""
+    table = block_costs(network("halting"), (1, 12, 10))
+    assert table.router_N == (0, 16, 0, 32, 0, 64)
+    spatial = block_costs(network("spatial"), (1, 12, 10))
+    assert spatial.router_N == (0, 16 + 16 * 9 * 120, 0, 32 + 32 * 9 * 30, 0, 64 + 64 * 9 * 9)
+    assert spatial.run_N == table.run_N
 
 
 def test_scores_that_are_known_from_the_start_are_taken_in_order() -> None:

@@ -174,10 +174,11 @@ def test_a_network_of_timm(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("name", ["blockdrop", "sact"])
 def test_a_compiled_step_is_the_same_training(
-    tmp_path: Path, few: Dataset, digits_npz: Path, assert_same_run: SameRun, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, few: Dataset, digits_npz: Path, assert_same_run: SameRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a method that samples, compares with hard decisions and freezes parts."""
+    """With a method that samples, compares with hard decisions and freezes parts, and with decisions at positions."""
 
     def compiled() -> Speed:
         compile: Any = partial(torch.compile, dynamic=False, backend="eager")
@@ -185,7 +186,7 @@ def test_a_compiled_step_is_the_same_training(
 
     monkeypatch.setattr(accelerate, "compiled", compiled)
     schedule = ScheduleConfig(epochs=3, finetune=0, batch=32, views=1)
-    config = RunConfig(str(digits_npz), method="blockdrop", network=NetworkConfig(arch="resnet14"), schedule=schedule)
-    for name, compile in (("plain", False), ("compiled", True)):
-        loop.train(tmp_path / name, resolve(config), few, device=CPU, execution=Execution(compile=compile))
+    config = RunConfig(str(digits_npz), method=name, network=NetworkConfig(arch="resnet14"), schedule=schedule)
+    for folder, compile in (("plain", False), ("compiled", True)):
+        loop.train(tmp_path / folder, resolve(config), few, device=CPU, execution=Execution(compile=compile))
     assert_same_run(tmp_path / "compiled", tmp_path / "plain")

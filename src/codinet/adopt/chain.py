@@ -136,7 +136,7 @@ class AdoptedChain(RoutedNetwork):
         self._blocks[0].in_channels = self._blocks[0].call.channels
         for previous, block in pairwise(self._blocks):  # a router gets the output of the block before
             block.in_channels, block.before_writes = previous.call.channels, previous.name in block.call.changed
-        self.routers = make_routers(router, self._blocks, module)
+        self.routers = make_routers(router, self._blocks, self.groups, module)
         self.in_channels, self.image_shape = shape[0], image_shape
         self.training = module.training
         if check:

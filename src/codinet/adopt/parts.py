@@ -31,10 +31,12 @@ def count_groups(names: Sequence[str]) -> tuple[int, ...]:
     return tuple(sum(1 for _ in group) for _, group in groupby(parents))
 
 
-def make_routers(router: str | None, blocks: Sequence[Block], module: nn.Module) -> Routers | None:
+def make_routers(
+    router: str | None, blocks: Sequence[Block], groups: Sequence[int], module: nn.Module
+) -> Routers | None:
     """Routers for the blocks, on the device and in the mode and dtype of the module; None without a kind of router."""
     if router is None:
         return None
     first = first_convolution(module)
-    routers = build_routers(router, [block.in_channels for block in blocks], first.in_channels)
+    routers = build_routers(router, [block.in_channels for block in blocks], first.in_channels, groups)
     return routers.to(first.weight.device, first.weight.dtype).train(module.training)

@@ -102,7 +102,7 @@ class AdoptedResNet(RoutedNetwork):
         )
         for block, info in zip(self._blocks, _inspect_blocks(self, module), strict=True):
             block.in_channels, block.writes, block.projects = info
-        self.routers = make_routers(router, self._blocks, module)
+        self.routers = make_routers(router, self._blocks, self.groups, module)
         self.in_channels = first_convolution(module).in_channels
         if image_shape is not None and image_shape[0] != self.in_channels:
             raise UserError(f"image_shape must have {self.in_channels} channels, got {shown(image_shape)}.")

@@ -20,7 +20,7 @@ from codinet.engines.folding import fold
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.relaxation import margin_limit
-from codinet.routers import FCRouter, Routers, State, fc_routers
+from codinet.routers import FCRouter, Routers, State, fc_routers, of_image
 
 
 class BranchEngine(Engine):
@@ -61,15 +61,21 @@ class BranchEngine(Engine):
         scorer, runs, changed = self._scorer(image_1CHW), True, True
         x_1CHW = self._bind(self.net.start(image_1CHW), scorer)
         for k, block in enumerate(self.blocks):
-            scores_2 = [0.0, 0.0]
+            scores_2, active_11HW = [0.0, 0.0], None
             if scorer is not None:
                 scores_2 = scorer.score(k, changed)
                 runs = scores_2[1] - scores_2[0] >= limit
+                active_11HW = scorer.active(limit)
             if forced is not None:
-                runs = forced[k] > 0.5
+                runs, active_11HW = forced[k] > 0.5, None
             if not block.keeps:
                 shortcut_1CHW = block.skip(x_1CHW)
-                x_1CHW = self._bind(block.run(x_1CHW, shortcut_1CHW) if runs else shortcut_1CHW, scorer)
+                y_1CHW = block.run(x_1CHW, shortcut_1CHW) if runs else shortcut_1CHW
+                if active_11HW is not None:
+                    y_1CHW = torch.where(active_11HW, y_1CHW, shortcut_1CHW)
+                x_1CHW = self._bind(y_1CHW, scorer)
+            elif runs and active_11HW is not None:
+                x_1CHW.copy_(torch.where(active_11HW, block.run(x_1CHW, x_1CHW), x_1CHW))
             elif runs:
                 block.run_inplace(x_1CHW)
             changed = runs or not block.keeps
@@ -100,6 +106,9 @@ class Scorer(Protocol):
     def score(self, k: int, changed: bool) -> list[float]:
         """(skip, run) of block k's router; `changed` is False if features are those of the previous call."""
 
+    def active(self, limit: float) -> torch.Tensor | None:
+        """The positions (1×1×H×W) at which the block runs, if the router just called scores positions."""
+
 
 class ModuleScorer:
     """Routers of any kind, as torch modules."""
@@ -107,13 +116,24 @@ class ModuleScorer:
     def __init__(self, routers: Routers, images_1CHW: torch.Tensor) -> None:
         self.routers = routers
         self.state: State = routers.start(images_1CHW)
+        self.scores: torch.Tensor | None = None
 
     def bind(self, x_1CHW: torch.Tensor) -> None:
         self.x_1CHW = x_1CHW
 
     def score(self, k: int, changed: bool) -> list[float]:
-        scores_12, self.state = self.routers.router(k)(self.x_1CHW, self.state)
-        return scores_12[0].tolist()
+        self.scores, self.state = self.routers.router(k)(self.x_1CHW, self.state)
+        return (of_image(self.scores) if self.scores.ndim == 4 else self.scores)[0].tolist()
+
+    def active(self, limit: float) -> torch.Tensor | None:
+        return active_positions(self.scores, limit)
+
+
+def active_positions(scores: torch.Tensor | None, limit: float) -> torch.Tensor | None:
+    """The positions (B×1×H×W) at which a block runs; None if the scores are not of positions."""
+    if scores is None or scores.ndim != 4:
+        return None
+    return (scores[..., 1] - scores[..., 0] >= limit)[:, None]
 
 
 class FCWeights:
@@ -162,6 +182,9 @@ class FCScorer:
         np.absolute(self.hidden_C, self.absolute_C)
         weight_out.dot(self.hidden, self.scores_2)
         return self.scores_2.tolist()
+
+    def active(self, limit: float) -> torch.Tensor | None:
+        return None
 
 
 def _fc_weights(routers: Routers) -> FCWeights | None:

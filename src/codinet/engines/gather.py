@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from codinet.engines.batch_slices import run_in_slices
+from codinet.engines.branch import active_positions
 from codinet.engines.contract import Engine, InputSpec
 from codinet.engines.folding import FoldedBlock, fold
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.relaxation import margin_limit
-from codinet.routers import FCRouter, Routers, State, fc_routers
+from codinet.routers import FCRouter, Routers, State, fc_routers, of_image
 
 
 class GatherEngine(Engine):
@@ -52,8 +53,9 @@ class GatherEngine(Engine):
             if scorer is not None:
                 scores_B2 = scorer.score(k, batch.x_BCHW)
                 runs_B = scores_B2[:, 1] - scores_B2[:, 0] >= limit
+                batch.active_B1HW = scorer.active(float(limit))
             if forced_BN is not None:
-                runs_B = forced_BN[batch.image_B, k] > 0.5
+                runs_B, batch.active_B1HW = forced_BN[batch.image_B, k] > 0.5, None
             steps.append((batch.image_B, scores_B2, runs_B))
             batch.step(block, runs_B)
         logits_BK = self.net.head(batch.in_order()).float()
@@ -72,6 +74,7 @@ class _Batch:
     def __init__(self, x_BCHW: torch.Tensor, scorer: "BatchScorer | None") -> None:
         self.x_BCHW, self.scorer = x_BCHW.contiguous(memory_format=torch.channels_last), scorer
         self.image_B = np.arange(len(x_BCHW))
+        self.active_B1HW: torch.Tensor | None = None  # positions at which the next block runs; None: all
 
     def step(self, block: FoldedBlock, runs_B: np.ndarray) -> None:
         """Apply one block to the rows that run it."""
@@ -80,7 +83,10 @@ class _Batch:
         elif runs_B.any():
             window = self._gather(runs_B)
             x_RCHW = self.x_BCHW[window]
-            block.run_inplace(x_RCHW)
+            if self.active_B1HW is None:
+                block.run_inplace(x_RCHW)
+            else:
+                x_RCHW.copy_(torch.where(self.active_B1HW[window], block.run(x_RCHW, x_RCHW), x_RCHW))
             if self.scorer is not None:
                 self.scorer.rows_changed(window, x_RCHW)
 
@@ -91,18 +97,24 @@ class _Batch:
             self.image_B = self.image_B.copy()
             self.image_B[target] = self.image_B[source]
             move_rows(self.x_BCHW, source, target)
+            if self.active_B1HW is not None:
+                self.active_B1HW = _moved(self.active_B1HW, source, target)
             if self.scorer is not None:
                 self.scorer.rows_moved(source, target)
         return window
 
     def _change_shape(self, block: FoldedBlock, runs_B: np.ndarray) -> None:
         """Apply a block whose shortcut is, or may be, a new tensor."""
-        x_BCHW, shortcut_BCHW = self.x_BCHW, block.skip(self.x_BCHW)
+        x_BCHW, shortcut_BCHW, active_B1HW = self.x_BCHW, block.skip(self.x_BCHW), self.active_B1HW
         if runs_B.all():
-            shortcut_BCHW = block.run(x_BCHW, shortcut_BCHW)
+            y_BCHW = block.run(x_BCHW, shortcut_BCHW)
+            shortcut_BCHW = y_BCHW if active_B1HW is None else torch.where(active_B1HW, y_BCHW, shortcut_BCHW)
         elif runs_B.any():
             runs_R = torch.from_numpy(runs_B.nonzero()[0]).to(x_BCHW.device)
-            y_RCHW = block.run(take_rows(x_BCHW, runs_R), take_rows(shortcut_BCHW, runs_R))
+            kept_RCHW = take_rows(shortcut_BCHW, runs_R)
+            y_RCHW = block.run(take_rows(x_BCHW, runs_R), kept_RCHW)
+            if active_B1HW is not None:
+                y_RCHW = torch.where(active_B1HW[runs_R], y_RCHW, kept_RCHW)
             copy_rows(shortcut_BCHW, runs_R, y_RCHW)
         self.x_BCHW = shortcut_BCHW.contiguous(memory_format=torch.channels_last)
         if self.scorer is not None:
@@ -205,6 +217,9 @@ class BatchScorer(Protocol):
     def score(self, k: int, x_BCHW: torch.Tensor) -> np.ndarray:
         """scores_B2 of block k's router, float32 on the host."""
 
+    def active(self, limit: float) -> torch.Tensor | None:
+        """The positions (B×1×H×W) at which the block runs, if the router just called scores positions."""
+
     def all_changed(self) -> None:
         """The next features are unrelated to the previous ones."""
 
@@ -221,10 +236,15 @@ class ModuleScorer:
     def __init__(self, routers: Routers, images_BCHW: torch.Tensor) -> None:
         self.routers = routers
         self.state: State = routers.start(images_BCHW)
+        self.scores: torch.Tensor | None = None
 
     def score(self, k: int, x_BCHW: torch.Tensor) -> np.ndarray:
-        scores_B2, self.state = self.routers.router(k)(x_BCHW, self.state)
+        self.scores, self.state = self.routers.router(k)(x_BCHW, self.state)
+        scores_B2 = of_image(self.scores) if self.scores.ndim == 4 else self.scores
         return scores_B2.float().cpu().numpy()
+
+    def active(self, limit: float) -> torch.Tensor | None:
+        return active_positions(self.scores, limit)
 
     def all_changed(self) -> None:
         pass
@@ -249,6 +269,9 @@ class FCScorer:
         hidden, out = self.routers[k].hidden, self.routers[k].out
         hidden_BC = torch.addmm(hidden.bias, self.pooled_BC, hidden.weight.t()).relu_()
         return torch.addmm(out.bias, hidden_BC, out.weight.t()).float().cpu().numpy()
+
+    def active(self, limit: float) -> torch.Tensor | None:
+        return None
 
     def all_changed(self) -> None:
         self.pooled_BC = None

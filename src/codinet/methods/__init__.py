@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from codinet.methods.method import Method
 
-NAMES = ("codinet", "vanilla", "static", "convaig", "skipnet", "blockdrop", "random", "fixed")  # each is a module
+NAMES = (  # each is a module
+    *("codinet", "vanilla", "static", "convaig", "skipnet", "blockdrop", "act", "sact"),
+    *("random", "fixed"),
+)
 DEFAULT = NAMES[0]
 
 

@@ -39,7 +39,7 @@ class FusedStep:
         decide: Decide,
         forced_B: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
-        if not supports(block, x_BCHW):
+        if not supports(block, x_BCHW) or getattr(router, "per_position", False):
             return self.rest(block, router, x_BCHW, state, decide, forced_B)
         assert isinstance(block, BasicBlock)
         if router is None:

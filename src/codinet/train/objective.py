@@ -74,7 +74,8 @@ class Objective:
         if losses is not None:
             _require_losses(losses)
         table, device = block_costs(model, image_shape), next(model.parameters()).device
-        require_reach(table, budget, "the network")
+        assert model.routers is not None
+        require_reach(table, budget, "the network", model.routers.always)
         self.model, self.table, self.steps, self.taken = model, table, steps, 0
         self.losses, self.extra = losses or LossConfig(), ExtraConfig(label_smoothing=label_smoothing)
         self.decide, self.method = partial(gumbel, tau=tau), method_named(DEFAULT)

@@ -222,8 +222,8 @@ def prepare(
     if config.data.grow_from is not None:
         _require_growth(config, dataset.image_shape, model, teacher)
     table, budget, controller = block_costs(model, dataset.image_shape), config.losses.budget, None
-    if config.network.routed and budget is not None:
-        require_reach(table, budget, config.network.arch)
+    if model.routers is not None and budget is not None:
+        require_reach(table, budget, config.network.arch, model.routers.always)
         epochs = sum(stage.epochs for stage in stages_of(config) if stage.path_losses) or config.schedule.epochs
         controller = BudgetController(budget, steps=epochs * splits.steps, device=device)
     return Prepared(

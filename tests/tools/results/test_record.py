@@ -206,7 +206,7 @@ def test_required_entries(make_run: Make, tmp_path: Path, key: str) -> None:
         (lambda config: {**config, "magic": {}}, "unknown or missing entries magic"),
         (
             lambda config: {**config, "network": {**config["network"], "router": "none"}},
-            "router must be one of fc, cnn, rnn, narrow, policy, hash, bias, got 'none'",
+            "router must be one of fc, cnn, rnn, narrow, policy, hash, bias, halting, spatial, got 'none'",
         ),
         (lambda config: {**config, "losses": None}, "losses must be a JSON object, got None"),
     ],

@@ -167,6 +167,12 @@ class AdoptedLayout:
             return graph.one("Unsqueeze", graph.one("Transpose", x, perm=[0, 2, 1]), graph.integers(3))
         return graph.one("Transpose", x, perm=[0, 3, 1, 2]) if self.layout == CHANNELS_LAST else x
 
+    def positions(self, graph: Graph, active: str) -> str:
+        """The inverse of `maps` for a map of positions."""
+        if self.layout == TOKENS:
+            return graph.one("Transpose", graph.one("Squeeze", active, graph.integers(3)), perm=[0, 2, 1])
+        return graph.one("Transpose", active, perm=[0, 2, 3, 1]) if self.layout == CHANNELS_LAST else active
+
 
 class AdoptedBlockWriter(AdoptedLayout, BlockWriter):
     """An exported block."""

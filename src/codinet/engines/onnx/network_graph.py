@@ -14,7 +14,7 @@ import onnx
 import torch
 
 from codinet.engines.onnx.graph_nodes import Graph, finish
-from codinet.engines.onnx.routing_nodes import BlockWriter, Features, branch, limit_of, mask, router_writer
+from codinet.engines.onnx.routing_nodes import BlockWriter, Features, branch, limit_of, mask, router_writer, run_at
 from codinet.routers import Routers
 
 Usual = Sequence[int | None]
@@ -150,13 +150,14 @@ def _routed(
         pools = writer.pools and (not is_last or network.head_pools)
         if decision is None:
             runs = graph.one("GreaterOrEqual", writer.margin(graph, k, now.read, scalar=branches), limit)
-            now = (branch if branches else mask)(graph, k, block, runs, now, pools)
+            active = writer.active(graph, limit)
+            now = (branch if branches else mask)(graph, k, block, runs, active, now, pools)
             after_if = branches
         else:
             writer.ask_later(graph, k, now.read)
             x = block.before(graph, now.x)
             if decision:
-                x = block.run(graph, block.enter(graph, x) if after_if else x)
+                x = run_at(graph, block, x, writer.active(graph, limit), enter=after_if)
                 after_if = False
             else:
                 x = block.skip(graph, x)

@@ -16,7 +16,20 @@ from torch import nn
 from codinet.engines.onnx.graph_nodes import Graph, linear, pool
 from codinet.engines.onnx.torch_parts import OPSETS, TorchPart, export_part
 from codinet.errors import UserError
-from codinet.routers import CNNRouter, FCRouter, OnceRouters, RNNRouters, Routers, SeparateRouters, fc_routers
+from codinet.routers import (
+    EPSILON,
+    SCALE,
+    CNNRouter,
+    FCRouter,
+    FirstRouter,
+    HaltingRouter,
+    HaltingRouters,
+    OnceRouters,
+    RNNRouters,
+    Routers,
+    SeparateRouters,
+    fc_routers,
+)
 
 # Routers
 
@@ -50,6 +63,10 @@ class RouterWriter:
     def ask_later(self, graph: Graph, k: int, x: str) -> None:
         """Add block k's router where no decision waits for it."""
         self.signed.append(([k], self.router(graph, k, x)))
+
+    def active(self, graph: Graph, limit: str) -> str:
+        """The positions (batch × 1 × height × width) at which the block of the last router runs; "" for all."""
+        return ""
 
     def outputs(self, graph: Graph, limit: str) -> tuple[str, str]:
         """Add the scores (batch × blocks × 2) and the path (batch × blocks); returns their names."""
@@ -179,8 +196,64 @@ class OnceWriter(RouterWriter):
         return graph.one("Gather", self.all, graph.constant(np.array(k, np.int64)), axis=1)
 
 
+class HaltingWriter(RouterWriter):
+    """Halting units, of images or of positions. The names of their sums go from block to block.
+
+    A subclass of `HaltingRouter` needs a convolution `conv` to one channel, which is added for each position.
+    """
+
+    name = "halting"
+
+    def __init__(self, routers: HaltingRouters) -> None:
+        super().__init__()
+        self.routers, self.spent, self.margins = routers, "", ""
+        self.pools = not any(getattr(router, "per_position", False) for router in routers.each)
+
+    def router(self, graph: Graph, k: int, x: str) -> str:
+        router = self.routers.each[k]
+        vector = x if self.pools else pool(graph, x)
+        self.margins = ""
+        if isinstance(router, FirstRouter):
+            self.spent = ""
+            held = router(torch.zeros(1), ())[0][0].cpu() * torch.tensor([-1.0, 1.0])
+            zeros = torch.zeros(2, self._width(k))
+            return graph.one("Gemm", vector, graph.constant(zeros), graph.constant(held), transB=1)
+        assert isinstance(router, HaltingRouter)
+        logits = linear(graph, router.halt, vector)
+        if not self.pools:
+            logits = graph.one(
+                "Add", self._conv(graph, router, x), graph.one("Unsqueeze", logits, graph.integers(2, 3))
+            )
+        halting = graph.one("Sigmoid", logits)
+        self.spent = graph.one("Add", self.spent, halting) if self.spent else halting
+        scale, most = np.array(SCALE, np.float32), SCALE * (1 - EPSILON) + router.raised.float().cpu().numpy()
+        spent = graph.one("Mul", self.spent, graph.constant(scale))
+        margin = graph.one("Sub", graph.constant(np.array(most, np.float32)), spent)
+        runs = graph.one("GreaterOrEqual", margin, graph.constant(np.array(0, np.float32)))
+        rest = graph.one("Sub", graph.constant(np.array(1, np.float32)), halting)
+        ponder = graph.one("Mul", rest, graph.one("Cast", runs, to=TensorProto.FLOAT))
+        if not self.pools:
+            self.margins = margin
+            margin = graph.one("Flatten", graph.one("GlobalMaxPool", margin), axis=1)
+            ponder = pool(graph, ponder)
+        return graph.one("Concat", ponder, graph.one("Sub", margin, ponder), axis=1)
+
+    def active(self, graph: Graph, limit: str) -> str:
+        return graph.one("GreaterOrEqual", self.margins, limit) if self.margins else ""
+
+    def _width(self, k: int) -> int:
+        return self.routers.widths[k]
+
+    @staticmethod
+    def _conv(graph: Graph, router: HaltingRouter, x: str) -> str:
+        weight = router.get_submodule("conv").get_parameter("weight").contiguous()
+        return graph.one("Conv", x, graph.constant(weight), pads=[1, 1, 1, 1], kernel_shape=[3, 3])
+
+
 def router_writer(routers: Routers) -> RouterWriter:
     """The writer for the routers of a network; `UserError` for routers that codinet does not know."""
+    if isinstance(routers, HaltingRouters):
+        return HaltingWriter(routers)
     if isinstance(routers, RNNRouters):
         return RNNWriter(routers)
     if isinstance(routers, OnceRouters):
@@ -231,6 +304,10 @@ class BlockWriter:
         """The output as maps, as routers read it."""
         return x
 
+    def positions(self, graph: Graph, active: str) -> str:
+        """Positions of maps (batch × 1 × height × width) in the layout of the output."""
+        return active
+
 
 class Features(NamedTuple):
     """Features between two blocks, and what the next router reads: a pooled vector or maps; "" after the last block."""
@@ -247,11 +324,17 @@ def limit_of(graph: Graph, threshold: float) -> str:
     return graph.one("Log", graph.one("Div", probability, graph.one("Sub", high, probability)))
 
 
-def branch(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, pools: bool) -> Features:
+def run_at(graph: Graph, block: BlockWriter, x: str, active: str, *, enter: bool) -> str:
+    """The output of a block that runs at some positions, or at all if `active` is ""."""
+    y = block.run(graph, block.enter(graph, x) if enter else x)
+    return graph.one("Where", block.positions(graph, active), y, block.skip(graph, x)) if active else y
+
+
+def branch(graph: Graph, k: int, block: BlockWriter, runs: str, active: str, now: Features, pools: bool) -> Features:
     """An `If` that returns the next features and, where routers pool, the pooled vector, which a skip keeps."""
     then, other = (Graph(graph.opset, f"{graph.prefix}{what}{k}_") for what in ("run", "skip"))
     x = block.before(graph, now.x)
-    ran = [block.run(then, block.enter(then, x))]
+    ran = [run_at(then, block, x, active, enter=True)]
     shortcut = block.skip(other, x)
     skipped = [other.one("Identity", shortcut) if shortcut == x else shortcut]
     shapes = [[1, *block.shape]]
@@ -265,9 +348,11 @@ def branch(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, p
     return Features(names[0], names[1] if pools else "")
 
 
-def mask(graph: Graph, k: int, block: BlockWriter, runs: str, now: Features, pools: bool) -> Features:
-    """Compute both, select one per image."""
+def mask(graph: Graph, k: int, block: BlockWriter, runs: str, active: str, now: Features, pools: bool) -> Features:
+    """Compute both, select one per image or position."""
     x = block.before(graph, now.x)
+    if active:
+        return Features(run_at(graph, block, x, active, enter=False), "")
     mask = graph.one("Unsqueeze", runs, graph.integers(*range(2, 1 + len(block.shape))))
     x = graph.one("Where", mask, block.run(graph, x), block.skip(graph, x))
     return Features(x, block.pool(graph, x) if pools else "")
