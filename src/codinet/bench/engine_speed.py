@@ -24,10 +24,12 @@ from codinet.bench.profiling import peak_mb
 from codinet.cost import CostTable, block_costs
 from codinet.cuda_graphs import CapturedCall
 from codinet.engines.branch import BranchEngine
-from codinet.engines.choose import has_graph, has_onnx
+from codinet.engines.choose import has_graph, has_onnx, has_switch
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.engines.reference import MaskedEngine, StaticEngine
+from codinet.engines.switch import SwitchEngine
+from codinet.engines.switch import why_not as why_no_switch
 from codinet.environment import seconds_of
 from codinet.errors import UserError
 from codinet.model import CoDiNet, RoutedNetwork
@@ -37,7 +39,7 @@ Call = Callable[[torch.Tensor], RoutedOutput]
 Progress = Callable[[str, float], None]
 """Receives what is done next and the fraction of the work that is done."""
 
-ENGINES = ("masked", "branch", "gather", "graph", "onnx", "onnx-masked", "onnx-file", "openvino")
+ENGINES = ("masked", "branch", "gather", "switch", "graph", "onnx", "onnx-masked", "onnx-file", "openvino")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TORCH, ONNX, OPENVINO = "torch", "onnx", "openvino"
 WARM_UP = 2  # calls
@@ -132,10 +134,15 @@ def pick_engines(names: tuple[str, ...], batch: int, model: RoutedNetwork, devic
         raise UserError(reason)
     if model.routers is None:
         return []  # only static networks
+    reason = why_no_switch(model, device) if "switch" in names else None
+    if reason is not None:
+        raise UserError(reason)
     if names:
         return list(names)
     if device.type == "cuda":
-        return ["masked", "gather", *(["graph"] if has_graph(model, device) else [])]
+        if has_graph(model, device):  # far ahead of a switch on small images
+            return ["masked", "gather", "graph"]
+        return ["masked", "gather", *(["switch"] if has_switch(model, device) else [])]
     if batch > 1:
         return ["masked", "gather"]
     return ["masked", "branch", *(["onnx"] if has_onnx(model, device) else [])]
@@ -177,6 +184,7 @@ def contestants(
         "masked": lambda: MaskedEngine(rounded, threshold=threshold),
         "branch": lambda: BranchEngine(rounded, threshold=threshold),
         "gather": lambda: GatherEngine(rounded, threshold=threshold),
+        "switch": lambda: SwitchEngine(rounded, threshold=threshold),
         "graph": lambda: GraphEngine(model, threshold=threshold, dtype=dtype),
         "onnx": make_onnx,
         "onnx-masked": lambda: make_onnx(kind="masked"),

@@ -10,6 +10,7 @@ from codinet.engines.folding import fold
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import GraphEngine, StaticGraphEngine
 from codinet.engines.reference import MaskedEngine, StaticEngine
+from codinet.engines.switch import SwitchEngine
 
 __all__ = [
     "BranchEngine",
@@ -19,6 +20,7 @@ __all__ = [
     "MaskedEngine",
     "StaticEngine",
     "StaticGraphEngine",
+    "SwitchEngine",
     "compile_engine",
     "fold",
 ]

@@ -10,6 +10,7 @@ import importlib.util
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -20,8 +21,10 @@ from codinet.engines.contract import Engine, require_finite
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import DTYPES, GraphEngine, StaticGraphEngine, why_not
 from codinet.engines.reference import MaskedEngine, StaticEngine
+from codinet.engines.switch import SwitchEngine
+from codinet.engines.switch import why_not as why_no_switch
 from codinet.environment import pick_device, seconds_of
-from codinet.errors import UserError
+from codinet.errors import UserError, first_line
 from codinet.model import CoDiNet, RoutedNetwork, require_network
 from codinet.relaxation import require_threshold
 
@@ -52,7 +55,7 @@ def compile_engine(
             trained on or published for.
         dtype: The dtype that the engine computes in and takes images of. Default: the network's own.
         measure: Whether to time the candidates, which takes seconds for a large batch on a CPU. Otherwise the engine is
-            the one that is usually fastest: graph on a GPU, branch for one image, gather for a batch.
+            the one that is usually fastest: graph or switch on a GPU, branch for one image, gather for a batch.
 
     Returns:
         The fastest engine.
@@ -108,10 +111,9 @@ def _published_shape(model: RoutedNetwork) -> tuple[int, int, int]:
 
 
 def _usually_fastest(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> Engine:
-    if has_graph(model, images_BCHW.device) and images_BCHW.dtype in DTYPES:
-        graphs = _checked_graph(model, images_BCHW, threshold)
-        if graphs:
-            return graphs[0]
+    recorded = _recorded(model, images_BCHW, threshold)
+    if recorded:
+        return recorded[0]
     if model.routers is None:
         return StaticEngine(model)
     kind = BranchEngine if len(images_BCHW) == 1 else GatherEngine
@@ -129,31 +131,40 @@ def _candidates(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: floa
             BranchEngine(model, threshold=threshold),
             MaskedEngine(model, threshold=threshold),
         ]
-    if has_graph(model, images_BCHW.device) and images_BCHW.dtype in DTYPES:
-        engines += _checked_graph(model, images_BCHW, threshold)
+    engines += _recorded(model, images_BCHW, threshold)
     if has_onnx(model, images_BCHW.device) and images_BCHW.dtype == torch.float32:
         engines += _onnx(model, images_BCHW, threshold)
     return engines
 
 
-def _checked_graph(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> list[Engine]:
-    """The graph engine; none if its kernels do not fit the device or compute something else."""
-    graph = _graph(model, threshold, images_BCHW.dtype)
+def _recorded(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float) -> list[Engine]:
+    """The engine that is recorded as a CUDA graph: graph where it is supported, otherwise switch.
+
+    None if it cannot run on the device or computes something else there.
+    """
+    device, dtype = images_BCHW.device, images_BCHW.dtype
+    if has_graph(model, device) and dtype in DTYPES:
+        name, make = "graph", partial(_graph, model, threshold, dtype)
+    elif has_switch(model, device):
+        name, make = "switch", partial(SwitchEngine, model, threshold=threshold)
+    else:
+        return []
     try:
-        if _same_output(graph, MaskedEngine(model, threshold=threshold), images_BCHW):
-            return [graph]
-        reason = "its kernels do not reproduce the network's output on this device"
-    except UserError as error:  # no kernel fits the device
-        reason = str(error)
-    warnings.warn(f"The graph engine is not used: {reason}", stacklevel=4)
+        engine: Engine = make()
+        if _same_output(engine, MaskedEngine(model, threshold=threshold), images_BCHW):
+            return [engine]
+        reason = "it does not reproduce the network's output on this device"
+    except (UserError, RuntimeError) as error:  # no kernel fits the device, or a block cannot be recorded
+        reason = first_line(error)
+    warnings.warn(f"The {name} engine is not used: {reason}", stacklevel=4)
     return []
 
 
-def _same_output(graph: Engine, reference: Engine, images_BCHW: torch.Tensor) -> bool:
-    """Whether our kernels are correct on this device, which may be of a type that they were never tested on."""
+def _same_output(engine: Engine, reference: Engine, images_BCHW: torch.Tensor) -> bool:
+    """Whether an engine is correct on this device, which may be of a type that it was never tested on."""
     expected = reference(images_BCHW)
     # The path is forced, so that rounding cannot change a decision; a static engine makes none.
-    output = graph(images_BCHW, force=None if graph.spec.blocks is None else expected.path_BN)
+    output = engine(images_BCHW, force=None if engine.spec.blocks is None else expected.path_BN)
     tolerance = 0.01 if images_BCHW.dtype == torch.float32 else 0.05
     pairs = (output.logits_BK, expected.logits_BK), (output.scores_BN2, expected.scores_BN2)
     return all(bool((a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1)) for a, b in pairs)
@@ -171,6 +182,11 @@ def has_graph(model: RoutedNetwork, device: torch.device, *, routers: bool = Tru
     On the CPU these engines are for tests only, so the answer is False.
     """
     return device.type == "cuda" and why_not(model, device, routers=routers) is None
+
+
+def has_switch(model: RoutedNetwork, device: torch.device) -> bool:
+    """Whether the switch engine supports the network. On the CPU it is for tests only, so the answer is False."""
+    return why_no_switch(model, device) is None
 
 
 def _graph(model: RoutedNetwork, threshold: float, dtype: torch.dtype) -> Engine:

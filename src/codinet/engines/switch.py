@@ -1,0 +1,323 @@
+"""Any routed network as one CUDA graph: each block is recorded for several numbers of images, and a switch picks one.
+
+After a router, a kernel lists the images that run the block and sets the switch (`cuda_switch`). The block reads these
+images by their index and writes them back in place. The list is filled up to the next size with a spare row, so at
+most 1/16 of the batch is computed in vain. Blocks of one network differ only in how they are run:
+
+- `BottleneckRows`: a folded bottleneck in half precision, with kernels that read and write rows by index.
+- `CompiledRows`: any other block, through torch.compile.
+
+A graph is recorded for each batch shape. It serves every threshold and forced path. On the CPU the host decides, for
+tests.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from codinet import kernels
+from codinet.cuda_switch import ROUTER, Body, Decisions, Result, SwitchGraph, why_no_switch
+from codinet.engines.contract import Engine, InputSpec
+from codinet.engines.folding import FoldedBlock, FoldedBottleneck, fold
+from codinet.errors import UserError
+from codinet.model import RoutedNetwork, require_network
+from codinet.records import RoutedOutput
+from codinet.relaxation import margin_limit
+from codinet.routers import FCRouter, Routers, State, fc_routers, pool
+
+_MAX_SHAPES = 4  # batch shapes whose graphs are kept, with their memory
+_RECOMPILES = 10_000  # one function is compiled for every block; torch's limit is meant for another case
+
+
+def why_not(model: RoutedNetwork, device: torch.device) -> str | None:
+    """Why the switch engine does not support a network on a device: a sentence, or None if it does."""
+    if model.routers is None:
+        return "The switch engine needs a network with routers; use a static engine."
+    return why_no_switch(device)
+
+
+class SwitchEngine(Engine):
+    """One CUDA graph per batch shape, with a switch per block.
+
+    Args:
+        model: The network on a CUDA device; the engine keeps a folded copy.
+        threshold: The run probability from which a block runs.
+    """
+
+    name: ClassVar[str] = "switch"
+
+    def __init__(self, model: RoutedNetwork, *, threshold: float = 0.5) -> None:
+        require_network(model)
+        spec = InputSpec.of(model)
+        assert spec.device is not None
+        self.device = spec.device
+        reason = why_not(model, self.device)
+        if reason is not None and (model.routers is None or self.device.type != "cpu"):
+            raise UserError(reason)
+        super().__init__(spec, threshold=threshold)
+        self.net = fold(model)
+        self.fc = fc_routers(self.net.routers)
+        self.ready: dict[tuple[int, ...], _Plan] = {}
+        self.lock = threading.Lock()  # calls use the same buffers
+        self.done = torch.cuda.Event() if self.device.type == "cuda" else None
+
+    def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
+        with self.lock, self._on_device():
+            if self.done is not None:  # the previous call may be on another stream
+                self.done.wait()
+            key = tuple(images_BCHW.shape)
+            if key not in self.ready:
+                while len(self.ready) >= _MAX_SHAPES:
+                    del self.ready[next(iter(self.ready))]
+                self.ready[key] = _Plan(self, images_BCHW)
+            output = self.ready[key](images_BCHW, margin_limit(threshold), force)
+            if self.done is not None:
+                self.done.record()
+            return output
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+
+class Recorder(Protocol):
+    """Runs or records the parts of a network; `SwitchGraph` or `HostSwitch`."""
+
+    def record(self, function: Callable[[], Result]) -> Result: ...
+    def switch(self, block: int, parts_PB2: torch.Tensor, decisions: Decisions, body: Body) -> None: ...
+
+
+class HostSwitch:
+    """Runs each part at once; the host decides."""
+
+    def record(self, function: Callable[[], Result]) -> Result:
+        return function()
+
+    def switch(self, block: int, parts_PB2: torch.Tensor, decisions: Decisions, body: Body) -> None:
+        scores_B2, forced_B = parts_PB2.sum(dim=0), decisions.forced_BN[:, block]
+        asked_B = scores_B2[:, 1] - scores_B2[:, 0] >= decisions.limit
+        runs_B = torch.where(forced_B == ROUTER, asked_B, forced_B == 1)
+        decisions.scores_BN2[:, block], decisions.path_BN[:, block] = scores_B2, runs_B.float()
+        images_R = runs_B.nonzero()[:, 0]
+        decisions.index.fill_(decisions.batch)
+        decisions.index[: len(images_R)] = images_R
+        if len(images_R):
+            body(decisions.index[: -(-len(images_R) // decisions.step) * decisions.step])
+
+
+class _Plan:
+    """An engine with buffers for batches of one shape; on CUDA also with a graph."""
+
+    def __init__(self, engine: SwitchEngine, images_BCHW: torch.Tensor) -> None:
+        net = engine.net
+        assert net.routers is not None
+        self.routers, self.fc, self.batch = net.routers, engine.fc, len(images_BCHW)
+        self.decisions = Decisions(self.batch, len(net.blocks), images_BCHW.device)
+        number = self.batch + self.decisions.spare
+        self.images = images_BCHW.new_zeros(number, *images_BCHW.shape[1:]).to(memory_format=torch.channels_last)
+        self.limit, self.forced = 0.0, False
+        on_gpu = images_BCHW.is_cuda
+        self.compiled = partial(torch.compile, dynamic=False) if on_gpu else lambda function: function
+        self.stem, self.head = self.compiled(net.stem), self.compiled(net.head)
+        self.rows = [self._rows_of(block, images_BCHW) for block in net.blocks]
+        self.graph = SwitchGraph(images_BCHW.device) if on_gpu else None
+        if self.graph is not None:
+            limits = {"recompile_limit": _RECOMPILES, "accumulated_recompile_limit": _RECOMPILES}
+            with torch._dynamo.config.patch(**limits), self.graph.building():
+                self.logits_BK = self._forward(self.graph)
+
+    def _rows_of(self, block: FoldedBlock, images_BCHW: torch.Tensor) -> "BlockRows":
+        if type(block) is FoldedBottleneck and BottleneckRows.supports(block, images_BCHW):
+            return BottleneckRows(block)
+        return CompiledRows(block, self.compiled)
+
+    def __call__(self, images_BCHW: torch.Tensor, limit: float, forced_BN: torch.Tensor | None) -> RoutedOutput:
+        decisions = self.decisions
+        self.images[: self.batch].copy_(images_BCHW)
+        if limit != self.limit:
+            decisions.limit.fill_(limit)
+            self.limit = limit
+        if forced_BN is not None:
+            decisions.forced_BN.copy_(forced_BN > 0.5)
+        elif self.forced:
+            decisions.forced_BN.fill_(ROUTER)
+        self.forced = forced_BN is not None
+        if self.graph is None:
+            self.logits_BK = self._forward(HostSwitch())
+        else:
+            self.graph.launch()
+        return RoutedOutput(self.logits_BK.clone(), decisions.scores_BN2.clone(), decisions.path_BN.clone())
+
+    def _forward(self, recorder: Recorder) -> torch.Tensor:
+        """Logits of the images in the buffer; records the network or runs it."""
+        x_BCHW = recorder.record(lambda: _own(self.stem(self.images), self.images))
+        score = _FCScores(self.fc) if self.fc else _ModuleScores(self.routers, self.images[: self.batch], recorder)
+        score.features_changed(recorder, x_BCHW)
+        for k, rows in enumerate(self.rows):
+            parts_PB2 = score.parts(recorder, k, x_BCHW, self.batch)
+            y_BCHW = x_BCHW if rows.keeps else recorder.record(partial(_shortcut, rows, x_BCHW))
+            in_place = y_BCHW is x_BCHW
+            pooled_BC = score.pooled_BC if in_place else None  # otherwise all images are pooled, after the block
+            recorder.switch(k, parts_PB2, self.decisions, partial(rows.run, x_BCHW, y_BCHW, pooled_BC))
+            x_BCHW = y_BCHW
+            if not in_place and k + 1 < len(self.rows):
+                score.features_changed(recorder, x_BCHW)
+        return recorder.record(lambda: self.head(x_BCHW[: self.batch]).float())
+
+
+def _own(x_BCHW: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """x in channels_last and in other memory than the source."""
+    x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+    same = x_BCHW.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return x_BCHW.clone() if same else x_BCHW
+
+
+def _shortcut(rows: "BlockRows", x_BCHW: torch.Tensor) -> torch.Tensor:
+    """What skipping a block gives: x itself, or a tensor in other memory."""
+    y_BCHW = rows.skip(x_BCHW)
+    same = y_BCHW.data_ptr() == x_BCHW.data_ptr() and y_BCHW.shape == x_BCHW.shape
+    return x_BCHW if same and y_BCHW.stride() == x_BCHW.stride() else _own(y_BCHW, x_BCHW)
+
+
+# Routers
+
+
+class _FCScores:
+    """Scores of the default routers. Only images that ran a block are pooled again."""
+
+    def __init__(self, routers: list[FCRouter]) -> None:
+        self.routers = routers
+        self.pooled_BC: torch.Tensor | None = None
+
+    def features_changed(self, recorder: Recorder, x_BCHW: torch.Tensor) -> None:
+        self.pooled_BC = recorder.record(lambda: pool(x_BCHW))
+
+    def parts(self, recorder: Recorder, k: int, _x_BCHW: torch.Tensor, batch: int) -> torch.Tensor:
+        assert self.pooled_BC is not None
+        return recorder.record(partial(_fc_parts, self.routers[k], self.pooled_BC, batch))
+
+
+def _fc_parts(router: FCRouter, pooled_BC: torch.Tensor, batch: int) -> torch.Tensor:
+    if not kernels.available(pooled_BC.device):
+        return router.out(router.hidden(pooled_BC[:batch]).relu()).float()[None]
+    from codinet.kernels.rows.router_rows import score_parts  # needs Triton
+
+    hidden, out = router.hidden, router.out
+    return score_parts(pooled_BC, (hidden.weight, hidden.bias), (out.weight, out.bias), batch)
+
+
+class _ModuleScores:
+    """Scores of routers of any kind."""
+
+    pooled_BC: None = None
+
+    def __init__(self, routers: Routers, images_BCHW: torch.Tensor, recorder: Recorder) -> None:
+        self.routers = routers
+        self.state: State = recorder.record(lambda: routers.start(images_BCHW))
+
+    def features_changed(self, recorder: Recorder, x_BCHW: torch.Tensor) -> None:
+        pass
+
+    def parts(self, recorder: Recorder, k: int, x_BCHW: torch.Tensor, batch: int) -> torch.Tensor:
+        router, state = self.routers.router(k), self.state
+
+        def score() -> tuple[torch.Tensor, State]:
+            scores_B2, after = router(x_BCHW[:batch], state)
+            return scores_B2.float()[None].contiguous(), after
+
+        parts_PB2, self.state = recorder.record(score)
+        return parts_PB2
+
+
+# Blocks
+
+
+class BlockRows(Protocol):
+    """A block that runs on some of the images of a batch."""
+
+    keeps: bool  # whether the shortcut is known to be x itself
+
+    def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The shortcut of all images."""
+
+    def run(
+        self, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: torch.Tensor | None, index_R: torch.Tensor
+    ) -> None:
+        """Replace the shortcuts in y by the block's outputs for the listed images, and pool these."""
+
+
+class CompiledRows:
+    """Any block, as one compiled function of the list of images, whose length may vary."""
+
+    def __init__(self, block: FoldedBlock, compiled: Callable[..., Any]) -> None:
+        self.block, self.keeps = block, block.keeps
+        self.skip, self.run_rows = compiled(block.skip), compiled(_run_rows)
+
+    def run(
+        self, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: torch.Tensor | None, index_R: torch.Tensor
+    ) -> None:
+        if index_R.is_cuda and len(index_R) > 1:  # torch compiles length 1 separately
+            torch._dynamo.mark_dynamic(index_R, 0)
+        self.run_rows(self.block, x_BCHW, y_BCHW, pooled_BC, index_R)
+
+
+def _run_rows(
+    block: FoldedBlock,
+    x_BCHW: torch.Tensor,
+    y_BCHW: torch.Tensor,
+    pooled_BC: torch.Tensor | None,
+    index_R: torch.Tensor,
+) -> None:
+    x_RCHW = x_BCHW.index_select(0, index_R)
+    y_RCHW = block.run(x_RCHW, x_RCHW if y_BCHW is x_BCHW else y_BCHW.index_select(0, index_R)).to(y_BCHW.dtype)
+    y_BCHW.index_copy_(0, index_R, y_RCHW)
+    if pooled_BC is not None:
+        pooled_BC.index_copy_(0, index_R, pool(y_RCHW))
+
+
+class BottleneckRows:
+    """A folded bottleneck in three kernels. The first reads images by index, the last adds to them in place."""
+
+    def __init__(self, block: FoldedBottleneck) -> None:
+        self.block, self.keeps = block, block.keeps
+        self.first, self.middle, self.last = block.convs
+        self.weights = [conv.weight.flatten(1).contiguous() for conv in (self.first, self.last)]
+        self.project = block.project
+
+    @staticmethod
+    def supports(block: FoldedBottleneck, images_BCHW: torch.Tensor) -> bool:
+        """Whether the kernels can run this block. In float32, cuDNN is faster."""
+        if not kernels.available(images_BCHW.device) or (images_BCHW.is_cuda and images_BCHW.dtype == torch.float32):
+            return False
+        ends = [block.convs[0], block.convs[2], *([block.project] if block.project else [])]
+        widths = [width for conv in ends for width in conv.weight.shape[:2]]
+        return all(width % 128 == 0 or width in (16, 32, 64) for width in widths)
+
+    def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        from codinet.kernels.rows.conv_rows import conv_rows  # needs Triton
+
+        if self.project is None:
+            return x_BCHW
+        weight, bias, stride, _ = self.project
+        return conv_rows(x_BCHW, weight.flatten(1), bias, stride=stride[0], relu=False)
+
+    def run(
+        self, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: torch.Tensor | None, index_R: torch.Tensor
+    ) -> None:
+        from codinet.kernels.rows.conv_rows import add_conv_rows_, conv_rows
+        from codinet.kernels.rows.router_rows import pool_rows_
+
+        first, last = self.weights
+        h_RCHW = conv_rows(x_BCHW, first, self.first.bias, stride=self.first.stride[0], index_R=index_R)
+        add_conv_rows_(y_BCHW, index_R, self._middle(h_RCHW), last, self.last.bias)
+        if pooled_BC is not None:
+            pool_rows_(pooled_BC, y_BCHW, index_R)
+
+    def _middle(self, h_RCHW: torch.Tensor) -> torch.Tensor:
+        if not h_RCHW.is_cuda:
+            return self.block.fused[1].relu(h_RCHW)
+        weight, bias, stride, padding = self.middle
+        return torch.cudnn_convolution_relu(h_RCHW, weight, bias, stride, padding, (1, 1), 1)
