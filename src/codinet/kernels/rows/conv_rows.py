@@ -45,10 +45,7 @@ def _conv(
     position_M = row_M % positions
     if GATHER or ADD:
         indexed_M = tl.load(index_ptr + image_M, mask=inside_M, other=0)
-    if GATHER:
-        source_M = indexed_M.to(tl.int64) * in_positions
-    else:
-        source_M = image_M.to(tl.int64) * in_positions
+    source_M = (indexed_M if GATHER else image_M).to(tl.int64) * in_positions
     if STRIDE == 1:
         source_M += position_M
     else:
@@ -57,10 +54,7 @@ def _conv(
     k_K = tl.arange(0, BLOCK_K)
     x_MK = x_ptr + source_M[:, None] * K + k_K[None, :]
     weight_KN = weight_ptr + n_N[None, :] * K + k_K[:, None]
-    if ADD:
-        target_M = indexed_M.to(tl.int64) * positions + position_M
-    else:
-        target_M = row_M.to(tl.int64)
+    target_M = (indexed_M if ADD else image_M).to(tl.int64) * positions + position_M
     y_MN = y_ptr + target_M[:, None] * N + n_N[None, :]
     if ADD:  # before the products, so that they hide its latency
         old_MN = tl.load(y_MN, mask=inside_M[:, None], other=0.0)
