@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 Body = Callable[[torch.Tensor], None]
 """Runs a block for the images of an index list."""
 
-SIZES = 16  # bodies of a switch: numbers of images for which a block is recorded
+SIZES = 32  # bodies of a switch: numbers of images for which a block is recorded
 ROUTER = 2  # in the place of a forced decision: the router decides
 
 _THREADS = 1024

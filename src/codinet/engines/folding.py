@@ -173,6 +173,7 @@ class FoldedNetwork:
     blocks: Sequence[FoldedBlock]
     head: Callable[[torch.Tensor], torch.Tensor]
     routers: Routers | None
+    first: tuple[Conv, nn.Module] | None = None  # the convolution and the pooling of a ResNet's stem
 
     def start(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """The input of the first block, in its own memory, because engines write into it."""
@@ -189,7 +190,8 @@ def fold(model: RoutedNetwork) -> FoldedNetwork:
     blocks = fold_blocks(model)
     if not isinstance(model, ResNet):
         return FoldedNetwork(model.stem, blocks, model.head, model.routers)
-    return FoldedNetwork(_fold_stem(model), blocks, model.head, model.routers)
+    conv = fold_pair(model.conv1, model.bn1)
+    return FoldedNetwork(_fold_stem(conv, model.pool), blocks, model.head, model.routers, (conv, model.pool))
 
 
 def fold_blocks(model: RoutedNetwork) -> list[FoldedBlock]:
@@ -197,11 +199,11 @@ def fold_blocks(model: RoutedNetwork) -> list[FoldedBlock]:
     return [_fold_block(block) for block in model.blocks]
 
 
-def _fold_stem(model: ResNet) -> Callable[[torch.Tensor], torch.Tensor]:
-    conv, pool = FusedConv(fold_pair(model.conv1, model.bn1)), model.pool
+def _fold_stem(conv: Conv, pool: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    fused = FusedConv(conv)
     if isinstance(pool, nn.Identity):
-        return conv.relu
-    return lambda images_BCHW: pool(conv.relu(images_BCHW))
+        return fused.relu
+    return lambda images_BCHW: pool(fused.relu(images_BCHW))
 
 
 def _fold_block(block: Block) -> FoldedBlock:

@@ -2,7 +2,7 @@
 
 After a router, a kernel lists the images that run the block and sets the switch (`cuda_switch`). The block reads these
 images by their index and writes them back in place. The list is filled up to the next size with a spare row, so at
-most 1/16 of the batch is computed in vain. Blocks of one network differ only in how they are run:
+most 1/32 of the batch is computed in vain. Blocks of one network differ only in how they are run:
 
 - `BottleneckRows`: a folded bottleneck in half precision, with kernels that read and write rows by index.
 - `CompiledRows`: any other block, through torch.compile.
@@ -18,11 +18,13 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from codinet import kernels
 from codinet.cuda_switch import ROUTER, Body, Decisions, Result, SwitchGraph, why_no_switch
 from codinet.engines.contract import Engine, InputSpec
-from codinet.engines.folding import FoldedBlock, FoldedBottleneck, fold
+from codinet.engines.folding import Conv, FoldedBlock, FoldedBottleneck, fold
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork, require_network
 from codinet.records import RoutedOutput
@@ -116,12 +118,15 @@ class _Plan:
         assert net.routers is not None
         self.routers, self.fc, self.batch = net.routers, engine.fc, len(images_BCHW)
         self.decisions = Decisions(self.batch, len(net.blocks), images_BCHW.device)
-        number = self.batch + self.decisions.spare
-        self.images = images_BCHW.new_zeros(number, *images_BCHW.shape[1:]).to(memory_format=torch.channels_last)
         self.limit, self.forced = 0.0, False
         on_gpu = images_BCHW.is_cuda
         self.compiled = partial(torch.compile, dynamic=False) if on_gpu else lambda function: function
-        self.stem, self.head = self.compiled(net.stem), self.compiled(net.head)
+        number, first = self.batch + self.decisions.spare, net.first
+        if first is not None and BlockedStem.supports(first[0], images_BCHW):
+            self.stem: Stem = BlockedStem(*first, images_BCHW, number)
+        else:
+            self.stem = PlainStem(self.compiled(net.stem), images_BCHW, number)
+        self.head = self.compiled(net.head)
         self.rows = [self._rows_of(block, images_BCHW) for block in net.blocks]
         self.graph = SwitchGraph(images_BCHW.device) if on_gpu else None
         if self.graph is not None:
@@ -136,7 +141,7 @@ class _Plan:
 
     def __call__(self, images_BCHW: torch.Tensor, limit: float, forced_BN: torch.Tensor | None) -> RoutedOutput:
         decisions = self.decisions
-        self.images[: self.batch].copy_(images_BCHW)
+        self.stem.fill(images_BCHW)
         if limit != self.limit:
             decisions.limit.fill_(limit)
             self.limit = limit
@@ -153,8 +158,8 @@ class _Plan:
 
     def _forward(self, recorder: Recorder) -> torch.Tensor:
         """Logits of the images in the buffer; records the network or runs it."""
-        x_BCHW = recorder.record(lambda: _own(self.stem(self.images), self.images))
-        score = _FCScores(self.fc) if self.fc else _ModuleScores(self.routers, self.images[: self.batch], recorder)
+        x_BCHW = recorder.record(self.stem)
+        score = _FCScores(self.fc) if self.fc else _ModuleScores(self.routers, self.stem.images(self.batch), recorder)
         score.features_changed(recorder, x_BCHW)
         for k, rows in enumerate(self.rows):
             parts_PB2 = score.parts(recorder, k, x_BCHW, self.batch)
@@ -180,6 +185,91 @@ def _shortcut(rows: "BlockRows", x_BCHW: torch.Tensor) -> torch.Tensor:
     y_BCHW = rows.skip(x_BCHW)
     same = y_BCHW.data_ptr() == x_BCHW.data_ptr() and y_BCHW.shape == x_BCHW.shape
     return x_BCHW if same and y_BCHW.stride() == x_BCHW.stride() else _own(y_BCHW, x_BCHW)
+
+
+# Stems
+
+
+class Stem(Protocol):
+    """The part before the blocks, with a buffer for the images."""
+
+    def fill(self, images_BCHW: torch.Tensor) -> None:
+        """Copy images into the buffer."""
+
+    def images(self, batch: int) -> torch.Tensor:
+        """The images in the buffer, for routers that read them."""
+
+    def __call__(self) -> torch.Tensor:
+        """The input of the first block."""
+
+
+class PlainStem:
+    """Any stem."""
+
+    def __init__(self, stem: Callable[[torch.Tensor], torch.Tensor], images_BCHW: torch.Tensor, number: int) -> None:
+        self.stem = stem
+        self.buffer = images_BCHW.new_zeros(number, *images_BCHW.shape[1:]).to(memory_format=torch.channels_last)
+
+    def fill(self, images_BCHW: torch.Tensor) -> None:
+        self.buffer[: len(images_BCHW)].copy_(images_BCHW)
+
+    def images(self, batch: int) -> torch.Tensor:
+        return self.buffer[:batch]
+
+    def __call__(self) -> torch.Tensor:
+        return _own(self.stem(self.buffer), self.buffer)
+
+
+class BlockedStem:
+    """The 7×7 convolution with stride 2 of a ResNet as a 4×4 convolution of 2×2 pixels, and its pooling.
+
+    Tensor cores need channels in multiples of 8, and an image has 3. Four neighbouring pixels have 12, which zeros fill
+    up to 16. A border of 2×2 pixels replaces the padding: 2 before the image and 1 after it.
+    """
+
+    def __init__(self, conv: Conv, pool: nn.Module, images_BCHW: torch.Tensor, number: int) -> None:
+        _, self.channels, height, width = images_BCHW.shape
+        self.sides, self.pool, self.bias = (height // 2, width // 2), pool, conv.bias
+        taps = F.pad(conv.weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2))  # O×C×4×2×4×2
+        weight = taps.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
+        self.weight = F.pad(weight, (0, 0, 0, 0, 0, 16 - weight.shape[1])).contiguous(memory_format=torch.channels_last)
+        shape = number, 16, self.sides[0] + 3, self.sides[1] + 3
+        self.buffer = images_BCHW.new_zeros(shape).to(memory_format=torch.channels_last)
+
+    @staticmethod
+    def supports(conv: Conv, images_BCHW: torch.Tensor) -> bool:
+        """Whether the stem is the one of a ResNet, in half precision, and the images have even sides."""
+        if images_BCHW.is_cuda and images_BCHW.dtype == torch.float32:
+            return False
+        geometry = tuple(conv.weight.shape[2:]), conv.stride, conv.padding
+        sides_even = all(side % 2 == 0 for side in images_BCHW.shape[2:])
+        return geometry == ((7, 7), (2, 2), (3, 3)) and conv.weight.shape[1] <= 4 and sides_even
+
+    def _inside(self, batch: int) -> torch.Tensor:
+        """The images in the buffer as B×C×2×2×(H/2)×(W/2)."""
+        height, width = self.sides
+        inside = self.buffer[:batch, : 4 * self.channels, 2 : 2 + height, 2 : 2 + width]
+        return inside.unflatten(1, (self.channels, 2, 2))
+
+    def fill(self, images_BCHW: torch.Tensor) -> None:
+        height, width = self.sides
+        pixels = images_BCHW.unflatten(3, (width, 2)).unflatten(2, (height, 2))  # B×C×(H/2)×2×(W/2)×2
+        self._inside(len(images_BCHW)).copy_(pixels.permute(0, 1, 3, 5, 2, 4))
+
+    def images(self, batch: int) -> torch.Tensor:
+        return self._inside(batch).permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
+
+    def __call__(self) -> torch.Tensor:
+        return self.pool(_conv_relu(self.buffer, self.weight, self.bias, (1, 1), (0, 0)))
+
+
+def _conv_relu(
+    x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: tuple[int, ...], padding: tuple[int, ...]
+) -> torch.Tensor:
+    """relu(conv(x)); on CUDA in one kernel of cuDNN."""
+    if x_BCHW.is_cuda:
+        return torch.cudnn_convolution_relu(x_BCHW, weight, bias, stride, padding, (1, 1), 1)
+    return torch.conv2d(x_BCHW, weight, bias, stride, padding).relu_()
 
 
 # Routers
@@ -312,12 +402,6 @@ class BottleneckRows:
 
         first, last = self.weights
         h_RCHW = conv_rows(x_BCHW, first, self.first.bias, stride=self.first.stride[0], index_R=index_R)
-        add_conv_rows_(y_BCHW, index_R, self._middle(h_RCHW), last, self.last.bias)
+        add_conv_rows_(y_BCHW, index_R, _conv_relu(h_RCHW, *self.middle), last, self.last.bias)
         if pooled_BC is not None:
             pool_rows_(pooled_BC, y_BCHW, index_R)
-
-    def _middle(self, h_RCHW: torch.Tensor) -> torch.Tensor:
-        if not h_RCHW.is_cuda:
-            return self.block.fused[1].relu(h_RCHW)
-        weight, bias, stride, padding = self.middle
-        return torch.cudnn_convolution_relu(h_RCHW, weight, bias, stride, padding, (1, 1), 1)
