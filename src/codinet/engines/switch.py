@@ -25,6 +25,7 @@ from codinet import kernels
 from codinet.cuda_switch import ROUTER, Body, Decisions, Result, SwitchGraph, why_no_switch
 from codinet.engines.contract import Engine, InputSpec
 from codinet.engines.folding import Conv, FoldedBlock, FoldedBottleneck, fold
+from codinet.engines.gather import copy_rows
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork, require_network
 from codinet.records import RoutedOutput
@@ -351,7 +352,8 @@ class CompiledRows:
     ) -> None:
         if index_R.is_cuda and len(index_R) > 1:  # torch compiles length 1 separately
             torch._dynamo.mark_dynamic(index_R, 0)
-        self.run_rows(self.block, x_BCHW, y_BCHW, pooled_BC, index_R)
+        # Compiled code would copy all of y first.
+        copy_rows(y_BCHW, index_R, self.run_rows(self.block, x_BCHW, y_BCHW, pooled_BC, index_R))
 
 
 def _run_rows(
@@ -360,12 +362,12 @@ def _run_rows(
     y_BCHW: torch.Tensor,
     pooled_BC: torch.Tensor | None,
     index_R: torch.Tensor,
-) -> None:
+) -> torch.Tensor:
     x_RCHW = x_BCHW.index_select(0, index_R)
     y_RCHW = block.run(x_RCHW, x_RCHW if y_BCHW is x_BCHW else y_BCHW.index_select(0, index_R)).to(y_BCHW.dtype)
-    y_BCHW.index_copy_(0, index_R, y_RCHW)
     if pooled_BC is not None:
         pooled_BC.index_copy_(0, index_R, pool(y_RCHW))
+    return y_RCHW
 
 
 class BottleneckRows:

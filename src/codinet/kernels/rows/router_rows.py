@@ -41,8 +41,8 @@ def pool_rows_(pooled_BC: torch.Tensor, x_BCHW: torch.Tensor, index_R: torch.Ten
     """
     _, channels, height, width = x_BCHW.shape
     few = len(index_R) * channels < 64 * 256  # then more programs, which load more positions at once
-    block_c = min(triton.next_power_of_2(channels), 16 if few else 256)
-    block_p = min(triton.next_power_of_2(height * width), 256 if few else 16)
+    block_c = min(triton.next_power_of_2(channels), 16 if few else 64)
+    block_p = min(triton.next_power_of_2(height * width), 256 if few else 128)
     grid = (len(index_R), triton.cdiv(channels, block_c))
     sizes = {"P": height * width, "C": channels, "BLOCK_P": block_p, "BLOCK_C": block_c}
     launch(_pool, grid, x_BCHW, index_R, pooled_BC, **sizes, num_warps=8 if few else 4)
