@@ -41,6 +41,7 @@ INSTEAD = {
     "flowers": "photos",
     "/data/imagenet": "photos",
     "timm:convnext_atto": "timm:test_convnext",
+    "timm:convnext*": "timm:convnext_[an]*",
     "resnet32": "resnet14",
     "resnet50": "resnet14",
     "resnet110": "resnet14",

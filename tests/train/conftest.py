@@ -126,7 +126,7 @@ def make_step(dozen: Resident) -> Callable[..., Step]:
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def life(train_words: Callable[..., list[str]]) -> Iterator[Callable[..., dict[str, Any]]]:
     """Lives a training into a folder, with --resume, to its end or its fate; see lives.py."""
     driver = Path(__file__).with_name("lives.py")

@@ -24,6 +24,7 @@ Reads requests from stdin, a JSON document a line, and answers each with one:
     half     whether it left a half-written file
 """
 
+import gc
 import json
 import os
 import resource
@@ -36,8 +37,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch  # noqa: F401  (loaded before the first life, not in each)
 import torch
-import torch._dynamo  # loaded before the first life, not in each
+import torch._dynamo
 
 import codinet.commands.train  # noqa: F401  (this too)
 from codinet import block_costs, create_model
@@ -135,7 +137,7 @@ def watch(processes: list[int], out: Path, fate: Fate, patience: float) -> list[
         if time.monotonic() - born > patience:
             for process in set(processes) - set(statuses):
                 os.kill(process, signal.SIGABRT)  # which counts as lost, unlike the kill of a fate
-        time.sleep(0.0005)
+        time.sleep(0.0005 if "writing" in fate else 0.002)  # a half-written file is there for a moment only
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -166,5 +168,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     block_costs(create_model("resnet20"), (3, 8, 8))  # has torch load what would take each life a second or two
+    gc.collect()
+    gc.freeze()  # or every collection of a life would look at all that is loaded, and so copy it
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)
