@@ -140,7 +140,8 @@ class Terminal(io.StringIO):
         (["x", "--epochs"], "--epochs requires a value; see codinet train --help."),
         (
             ["x", "--router", "fcc"],
-            "--router must be one of 'fc', 'cnn', 'rnn', 'narrow', 'policy', 'hash', 'bias', got 'fcc'; see codinet "
+            "--router must be one of 'fc', 'cnn', 'rnn', 'narrow', 'policy', 'hash', 'bias', 'halting', 'spatial', "
+            "got 'fcc'; see codinet "
             "train --help.",
         ),
         ([], "SOURCE is required: a data set, an image folder or an .npz file"),

@@ -214,7 +214,8 @@ class SwitchGraph:
         number, *sizes = (
             np.array([n], np.int32) for n in (len(parts_PB2), d.batch, d.blocks, block, d.step, len(d.sizes))
         )
-        values = [np.array([handle], np.uint64), parts, number, forced, limit, *sizes, scores, path, index]
+        handles = np.array([handle], np.uint64)
+        values: list[Any] = [handles, parts, number, forced, limit, *sizes, scores, path, index]
         arguments = np.array([value.ctypes.data for value in values], np.uint64)
         threads = min(_THREADS, -(-d.batch // 32) * 32)
         kernel, stream = _decide_kernel(torch.cuda.current_device()), self.stream.cuda_stream

@@ -24,7 +24,7 @@ CASES = {
     "codinet tr": ["train"],
     "codinet ex": ["explore", "export"],
     "codinet train --ro": ["--routed", "--router"],
-    "codinet train digits --router ": ["bias", "cnn", "fc", "hash", "narrow", "policy", "rnn"],
+    "codinet train digits --router ": ["bias", "cnn", "fc", "halting", "hash", "narrow", "policy", "rnn", "spatial"],
     "codinet export --path": ["--path"],
     "codinet eval train --th": ["--threshold"],
     "codinet eval train --lo": [],  # a flag of train, but not of eval

@@ -83,7 +83,7 @@ def test_a_file_has_flags_and_the_command_line_replaces_them(name: str, text: st
         ("a.yaml", "routed: maybe", "a.yaml: routed must be true or false."),
         ("a.yaml", "amp: 1", "a.yaml: amp must be true or false."),
         ("a.yaml", "epochs: false", "a.yaml: Unrecognized options: --no-epochs"),
-        ("a.yaml", "router: mlp", "'narrow', 'policy', 'hash', 'bias', got 'mlp'"),
+        ("a.yaml", "router: mlp", "'narrow', 'policy', 'hash', 'bias', 'halting', 'spatial', got 'mlp'"),
         ("a.yaml", "lr: {a: 1}", "a.yaml: lr must be a number, text, true or false, or a list of numbers."),
         ("a.yaml", "lr: 2026-01-01", "a.yaml: lr must be a number"),
         ("a.yaml", "lr: [[1]]", "a.yaml: lr must be a number"),

@@ -2,7 +2,7 @@
 
 Candidates are timed on random images, which a trained network may route differently from real ones; pass `images` where
 that matters. Engines that are not installed (ONNX Runtime, Triton) or do not support the network are left out. So is
-the graph engine if its kernels do not reproduce the network's output on the device.
+the graph or switch engine if it does not reproduce the network's output on the device.
 """
 
 import copy
@@ -10,7 +10,6 @@ import importlib.util
 import math
 import warnings
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -143,14 +142,15 @@ def _recorded(model: RoutedNetwork, images_BCHW: torch.Tensor, threshold: float)
     None if it cannot run on the device or computes something else there.
     """
     device, dtype = images_BCHW.device, images_BCHW.dtype
+    make: Callable[[], Engine]
     if has_graph(model, device) and dtype in DTYPES:
-        name, make = "graph", partial(_graph, model, threshold, dtype)
+        name, make = "graph", lambda: _graph(model, threshold, dtype)
     elif has_switch(model, device):
-        name, make = "switch", partial(SwitchEngine, model, threshold=threshold)
+        name, make = "switch", lambda: SwitchEngine(model, threshold=threshold)
     else:
         return []
     try:
-        engine: Engine = make()
+        engine = make()
         if _same_output(engine, MaskedEngine(model, threshold=threshold), images_BCHW):
             return [engine]
         reason = "it does not reproduce the network's output on this device"

@@ -32,6 +32,7 @@ from codinet.records import RoutedOutput
 from codinet.relaxation import margin_limit
 from codinet.routers import FCRouter, Routers, State, fc_routers, pool
 
+_CPU = torch.device("cpu")
 _MAX_SHAPES = 4  # batch shapes whose graphs are kept, with their memory
 _RECOMPILES = 10_000  # one function is compiled for every block; torch's limit is meant for another case
 
@@ -40,6 +41,8 @@ def why_not(model: RoutedNetwork, device: torch.device) -> str | None:
     """Why the switch engine does not support a network on a device: a sentence, or None if it does."""
     if model.routers is None:
         return "The switch engine needs a network with routers; use a static engine."
+    if any(getattr(router, "per_position", False) for router in model.routers.modules()):
+        return "The switch engine decides about whole images, and these routers about positions; use another engine."
     return why_no_switch(device)
 
 
@@ -59,7 +62,7 @@ class SwitchEngine(Engine):
         assert spec.device is not None
         self.device = spec.device
         reason = why_not(model, self.device)
-        if reason is not None and (model.routers is None or self.device.type != "cpu"):
+        if reason is not None and reason != why_no_switch(_CPU):  # on the CPU the host decides
             raise UserError(reason)
         super().__init__(spec, threshold=threshold)
         self.net = fold(model)
@@ -131,7 +134,7 @@ class _Plan:
         self.rows = [self._rows_of(block, images_BCHW) for block in net.blocks]
         self.graph = SwitchGraph(images_BCHW.device) if on_gpu else None
         if self.graph is not None:
-            limits = {"recompile_limit": _RECOMPILES, "accumulated_recompile_limit": _RECOMPILES}
+            limits: dict[str, Any] = {"recompile_limit": _RECOMPILES, "accumulated_recompile_limit": _RECOMPILES}
             with torch._dynamo.config.patch(**limits), self.graph.building():
                 self.logits_BK = self._forward(self.graph)
 
