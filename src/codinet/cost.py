@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from codinet.checks import (
@@ -119,6 +120,9 @@ def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> Cost
         )
     # The counter of torch cannot handle a parameter that is the input of a module unless it is frozen.
     shapes = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
+    for module in shapes.modules():
+        if type(module) in (nn.BatchNorm2d, nn.ReLU):  # no MACs, no new shape, and a third of the time on this device
+            module.forward = _unchanged
     dtype = next((parameter.dtype for parameter in shapes.parameters()), torch.float32)
     images = torch.empty(1, *image_shape, device="meta", dtype=dtype)
     try:
@@ -130,6 +134,10 @@ def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> Cost
             f"This network does not accept images of {'×'.join(map(str, image_shape))}: {first_line(error)}"
         ) from error
     return CostTable(*parts, image_shape=image_shape, paper_unit=model.paper_unit)
+
+
+def _unchanged(x_BCHW: torch.Tensor) -> torch.Tensor:
+    return x_BCHW
 
 
 @torch.no_grad()
