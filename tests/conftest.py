@@ -49,6 +49,15 @@ settings.register_profile("unhurried", deadline=None, suppress_health_check=[Hea
 settings.load_profile("unhurried")
 
 
+# Files with tests that take ten seconds and more.
+LONG = ("test_lint.py", "test_compiles.py", "test_matrix.py", "test_code_blocks.py", "test_sweep.py", "test_kills.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with long tests. At the end, one worker of pytest-xdist would wait for the other to finish such a test."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Workers of pytest-xdist share the cores, and sums in one order are equal bit for bit."""
