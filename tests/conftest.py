@@ -8,6 +8,7 @@ import io
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,6 +44,9 @@ os.environ.setdefault("CODINET_COMMIT", "tests")
 
 # Workers of pytest-xdist share the cores; by default each would also start processes that compile for torch.compile.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+# A shell starts background jobs with interrupts ignored, and so would be the programs that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # By default an example that takes 200 ms fails its test, which a busy machine brings about by itself.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -40,8 +40,8 @@ class Args:
     threads: int = 1
     """CPU threads."""
     engines: tuple[str, ...] = ()
-    """Some of masked, branch, gather, graph, onnx, onnx-masked, onnx-file (the exported file in plain ONNX Runtime),
-    openvino (the same file). Default: those for the batch size and device."""
+    """Some of masked, branch, gather, graph, switch, onnx, onnx-masked, onnx-file (the exported file in plain ONNX
+    Runtime), openvino (the same file). Default: those for the batch size and device."""
     router: str = "fc"
     """Router of a network by name: fc, cnn, rnn."""
     image_size: int | None = None
@@ -110,7 +110,8 @@ def run(args: Args) -> None:
             raise UserError(f"{device} has too little memory for this benchmark; use a smaller --batch.") from error
         raise
     if args.json:
-        print_json({"rows": rows, "environment": environment})
+        subject = {} if args.train else {"network": args.network, "run_rate": args.run_rate}
+        print_json({**subject, "rows": rows, "environment": environment})
     elif not args.train:
         _print_inference(f"{args.network} on {device.type}, {args.threads} threads, {args.precision}", rows)
     if args.plot is not None:  # last, so that a failure does not lose the numbers
