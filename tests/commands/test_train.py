@@ -10,7 +10,7 @@ from PIL import Image
 
 from codinet.cli import main, parse
 from codinet.commands.train import Args, config_from
-from codinet.config import RunConfig, flag_of, flat, to_dict
+from codinet.config import RunConfig, ScheduleConfig, flag_of, flat, resolve, to_dict
 from codinet.data import free_memory
 from codinet.presets import PRESETS
 from codinet.runs import RunFolder
@@ -99,6 +99,16 @@ def test_the_default_run_folder(tmp_path: Path, train_words: Words, monkeypatch:
     place = words.index("--out")
     assert main(words[:place] + words[place + 2 :]) == 0
     assert RunFolder.open(Path("runs/few-resnet20-static-seed3")).finished
+
+
+def test_another_schedule_drops_the_milestones_of_the_preset() -> None:
+    def schedule(*words: str) -> ScheduleConfig:
+        args = parse(Args, ["photos", "--preset", "imagenet", *words], prog="codinet train")
+        assert args is not None
+        return resolve(config_from(args)).schedule
+
+    assert schedule().milestones == (0.3, 0.6, 0.9)
+    assert schedule("--schedule", "cosine").schedule == "cosine"
 
 
 @pytest.mark.parametrize(

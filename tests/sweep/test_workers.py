@@ -8,8 +8,9 @@ import pytest
 
 from codinet.cli import parse
 from codinet.commands.train import Args, config_from
-from codinet.config import ExtraConfig, RunConfig, ScheduleConfig
+from codinet.config import ExtraConfig, RunConfig, ScheduleConfig, resolve
 from codinet.errors import UserError
+from codinet.methods import NAMES
 from codinet.presets import PRESETS, demo
 from codinet.sweep import Grid, PlannedRun, from_static, plan, run, workers
 from codinet.sweep.papers import plan_paper
@@ -225,6 +226,11 @@ def test_the_arguments_cover_every_preset(preset: str) -> None:
     )
     for planned in plan(PRESETS[preset]("some where.npz"), grid):
         assert read_back(train_arguments(planned.config, Path("out")))[0] == planned.config
+
+
+def test_the_arguments_name_every_method() -> None:
+    for planned in plan(PRESETS["best"]("digits"), Grid(method=NAMES, budget=(0.5,))):
+        assert resolve(read_back(train_arguments(planned.config, Path("out")))[0]) == planned.config
 
 
 @pytest.mark.parametrize("milestones", [(0.25, 0.5, 0.75), ()])

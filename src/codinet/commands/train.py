@@ -109,6 +109,8 @@ def config_from(args: Args) -> RunConfig:
     method = args.method or DEFAULT
     if not args.network.get("routed", preset.network.routed) or not _has_routers(method, args):
         preset = as_static(preset)  # drops the preset's budget; --budget on the command line is an error
+    if args.schedule.get("schedule", "multistep") != "multistep":  # the preset's milestones do not apply
+        preset = replace(preset, schedule=replace(preset.schedule, milestones=ScheduleConfig.milestones))
     parts: dict[str, Any] = {part: replace(getattr(preset, part), **getattr(args, part)) for part in PARTS}
     if (parts["extra"].start or "").lower() == own_data.NONE:
         parts["extra"] = replace(parts["extra"], start=None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from codinet.config import RunConfig, resolve, unused_settings
 from codinet.errors import UserError, unknown
-from codinet.methods import DEFAULT, NAMES
+from codinet.methods import DEFAULT, NAMES, method_named
 from codinet.presets import as_static, as_vanilla
 from codinet.published import Published
 from codinet.specs import slug
@@ -202,7 +202,8 @@ def canonical(config: RunConfig) -> RunConfig:
 
     # finetune_lr is kept: plans of earlier versions have it, and must stay equal.
     schedule = replace(config.schedule, finetune=0) if "finetune" in unused else config.schedule
-    return replace(config, network=reset(config.network), losses=reset(config.losses), schedule=schedule)
+    config = replace(config, network=reset(config.network), losses=reset(config.losses), schedule=schedule)
+    return method_named(config.method).configure(config)  # a training does the same
 
 
 def _name_runs(configs: Mapping[RunConfig, Published | None]) -> list[PlannedRun]:

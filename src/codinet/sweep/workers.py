@@ -129,6 +129,8 @@ def _flags(config: RunConfig) -> Iterator[str]:
         yield from ("--start", "none")
     if parse_spec(config.network.arch).library != OWN:  # which have another default
         yield from ("--preset", "paper")
+    if config.method != default.method:
+        yield from ("--method", config.method)
     yield from ("--seed", str(config.seed))
 
 
