@@ -22,8 +22,8 @@ class Args:
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     """add: run folders, or folders of them, such as a sweep's."""
     table: tuple[str, ...] = ("results",)
-    """add: tables to list the runs in: results, ablation, trade-off, margin, routers, relaxations,
-    routing (requires codinet analyze)."""
+    """add: tables to list the runs in: results, ablation, trade-off, margin, routers, relaxations, photographs,
+    methods and routing (these two require codinet analyze)."""
     replace: bool = False
     """add: replace an earlier result of the same run."""
     results: Path = Path("results")

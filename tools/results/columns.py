@@ -7,7 +7,7 @@ from codinet.analysis.augment import KINDS
 from codinet.published import Published
 from codinet.sweep.summary import Spread, spread_of
 from codinet.thresholds import MISSED
-from tools.results.paper_tables import ROUTING, TABLES, paper_paths
+from tools.results.paper_tables import COMPARED, ROUTING, TABLES, backbone_name, paper_paths, published_method
 from tools.results.recipes import StaticBaseline, describe_recipe, epochs_of, paper_epochs
 from tools.results.record import Record, feature_source
 
@@ -77,7 +77,7 @@ def _analysis(value_of: Callable[[Record], float | None], digits: int) -> Callab
     """A cell with a metric of the analysis, which some runs may lack."""
 
     def cell(row: Row) -> str:
-        values = [value_of(run["analysis"]) for run in row.runs]
+        values = [value_of(run["analysis"]) for run in row.runs if "analysis" in run]
         known = [value for value in values if value is not None]
         if not known:
             return NONE
@@ -101,6 +101,14 @@ def _paper_paths(key: str, digits: int, scale: float = 1) -> Callable[[Row], str
         return NONE if found is None else f"{found[key] * scale:.{digits}f}"
 
     return cell
+
+
+def _published(row: Row) -> str:
+    found = published_method(row.first)
+    if found is None:
+        return NONE
+    network = "" if found.backbone == backbone_name(row.first["arch"]) else f" ({found.backbone})"
+    return f"{found.accuracy:.2f} at {found.gmaccs:g} G{network}"
 
 
 def _baseline(row: Row) -> str:
@@ -169,6 +177,9 @@ _RUN = (
     Column("accuracy, %", lambda row: f"{metric('accuracy', 2)(row)} ({len(row.runs)})"),
 )
 _COST, _PATHS = Column("cost share", metric("cost_share", 3)), Column("paths", metric("distinct_paths", 0))
+_GMACCS = Column("G", metric("paper_gmaccs", 3))
+_SAME_PATH = Column("same path, %", _analysis(lambda analysis: 100 * analysis["same_path"], 1))
+_SWAPPED = Column("accuracy with swapped paths, %", _analysis(lambda analysis: analysis.get("swapped_any"), 2))
 _END = (
     Column("static network of similar cost", _baseline),
     Column("remarks", lambda row: "; ".join(remarks(row)) or NONE, is_text=True),
@@ -177,7 +188,7 @@ _USUAL = (
     *_RUN,
     Column("paper", _paper("accuracy", 2)),
     _COST,
-    Column("G", metric("paper_gmaccs", 3)),
+    _GMACCS,
     Column("paper", _paper("gmaccs", 2)),
     _PATHS,
     Column("paper", _paper("paths", 0)),
@@ -188,18 +199,29 @@ _ROUTING = (
     _COST,
     _PATHS,
     Column("images", lambda row: f"{row.first['analysis']['images']:,}"),
-    Column("same path, %", _analysis(lambda analysis: 100 * analysis["same_path"], 1)),
+    _SAME_PATH,
     Column("paper", _paper_paths("same_path", 1, 100)),
     *(Column(f"{kind}, %", _analysis(_percent_of_kind(kind), 1)) for kind in KINDS),
     Column("PCC, relaxed paths", _analysis(lambda analysis: analysis["pcc_relaxed"], 3)),
     Column("PCC, hard paths", _analysis(lambda analysis: analysis["pcc_hard"], 3)),
     Column("paper", _paper_paths("pcc", 3)),
     Column("features", lambda row: feature_source(row.first), is_text=True),
-    Column("accuracy with swapped paths, %", _analysis(lambda analysis: analysis.get("swapped_any"), 2)),
+    _SWAPPED,
     Column("swapped within the class, %", _analysis(lambda analysis: analysis.get("swapped_class"), 2)),
     *_END,
 )
+_COMPARED = (
+    *(column for column in _RUN if column.title != "recipe"),
+    _COST,
+    _GMACCS,
+    _PATHS,
+    _SAME_PATH,
+    _SWAPPED,
+    Column("published", _published, is_text=True),
+    *_END,
+)
+_PHOTOGRAPHS = (*_RUN, _COST, _GMACCS, _PATHS, *_END)
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
-    return _ROUTING if table == ROUTING else _USUAL
+    return {ROUTING: _ROUTING, COMPARED: _COMPARED, "photographs": _PHOTOGRAPHS}.get(table, _USUAL)

@@ -3,7 +3,7 @@
 Uses records (`tools.results.record`) and published rows only.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from codinet.methods import NAMES, method_named
 from codinet.published import CODINET, STATIC, VANILLA, Published
 from codinet.sweep.papers import share_of_static
 
-ROUTING = "routing"  # the table that needs an analysis
+ROUTING, COMPARED = "routing", "methods"  # the tables that show analyses
 TEST_IMAGES = {"cifar10": 10_000, "cifar100": 10_000, "svhn": 26_032, "imagenet": 50_000}  # the paper's test sets
 METHODS = {"static": STATIC, "vanilla": VANILLA, "con": "vanilla + L_con", "div": "vanilla + L_div", "codinet": CODINET}
 METHODS |= {name: method_named(name).title for name in NAMES if name not in METHODS}
@@ -38,10 +38,17 @@ def label_of(table: str, record: Mapping[str, Any]) -> str:
         axis = TABLES[table].axis
         if axis == ("losses", "m_d"):
             parts.append(f"m_d = {losses['m_d']:g}")
-        for field, usual in (("router", "fc"), ("relaxation", "gumbel")):
+        usual_router = method_named(record["method"]).routers[0] if record["method"] in NAMES else "fc"
+        for field, usual in (("router", usual_router), ("relaxation", "gumbel")):
             if network[field] != usual or axis == ("network", field):
                 parts.append(f"{field} {network[field]}")
     return ", ".join(parts)
+
+
+def analysed_table(tables: Iterable[str], method: str) -> str | None:
+    """The table for which a run of a method needs an analysis. Only one of them lists static runs."""
+    needing = (ROUTING,) if method == "static" else (ROUTING, COMPARED)
+    return next((table for table in needing if table in tables), None)
 
 
 def backbone_name(arch: str) -> str:
@@ -102,6 +109,15 @@ def paper_paths(record: Mapping[str, Any]) -> dict[str, float] | None:
     return {"same_path": published.SAME_PATH[method], "pcc": published.PCC[method]}
 
 
+def published_method(record: Mapping[str, Any]) -> Published | None:
+    """The published row of a record's method on the same data: on the same network if there is one."""
+    data, method = published.data_key(record["data"]), METHODS[record["method"]]
+    rows = [row for row in (*published.RESULTS, *published.COMPARISON) if row.data == data and row.gmaccs is not None]
+    rows = [row for row in rows if method in (row.kind, row.method)]
+    same = [row for row in rows if row.backbone == backbone_name(record["arch"])]
+    return next(iter(same or rows), None)
+
+
 _IMAGENET = tuple(row for row in published.COMPARISON if row.data == "imagenet" and row.kind in (STATIC, CODINET))
 _RESULTS = (*published.RESULTS, *_IMAGENET)
 
@@ -148,6 +164,25 @@ TABLES: dict[str, Table] = {
         "where the costs match.",
         ("network", "relaxation"),
         _by_cost,
+        (),
+    ),
+    COMPARED: Table(
+        "Methods",
+        "Every method of `--method`, trained from scratch with the same epochs, without a teacher, to the same budgets "
+        "([what each one is](methods.md)). Random skipping and the best fixed path are what a router has to beat. Same "
+        "path: the percentage of test images that keep their path under augmentation. Swapped paths: the accuracy when "
+        "every test image takes the path of another one. Published: accuracy and cost in the paper's unit, from longer "
+        "trainings, and of another network where it is named.",
+        None,
+        lambda record: None,  # other networks and costs: `published_method`
+        (),
+    ),
+    "photographs": Table(
+        "Photographs",
+        "9,469 training and 3,925 test photographs of ten ImageNet classes, trained from scratch with one recipe. "
+        "These are **ten classes, not ImageNet**: the numbers cannot be compared with published ones.",
+        None,
+        lambda record: None,
         (),
     ),
     ROUTING: Table(

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from codinet.config import DEFAULT_DISTILL, RunConfig, resolve, to_dict, unused_settings
-from codinet.presets import best, paper
+from codinet.presets import best, imagenet, paper
 from codinet.sweep.plan import METHODS
 from codinet.sweep.summary import Spread, spread_of
 from tools.results.paper_tables import backbone_name
 
-PRESETS = {"paper": paper, "best": best}
+PRESETS = {"paper": paper, "best": best, "imagenet": imagenet}
 SIMILAR_COST = 1.25  # largest ratio, either way, between two costs that count as similar
 
 # Settings that the row's name or another column shows, and entries that are not settings.

@@ -19,7 +19,7 @@ from codinet.run_reader import RunReader
 from codinet.runs import open_run
 from codinet.sweep.plan import method_of
 from codinet.sweep.workers import train_arguments
-from tools.results.paper_tables import METHODS, ROUTING, TABLES, label_of
+from tools.results.paper_tables import METHODS, TABLES, analysed_table, label_of
 
 FORMAT = 1
 Record = dict[str, Any]
@@ -99,8 +99,9 @@ def make_record(run: RunReader, tables: Sequence[str]) -> Record:
         "versions": {key: made.get(key) for key in ("codinet", "python", "torch")},
         "wall_s": run.wall_seconds(),
     }
-    if ROUTING in tables:
-        record["analysis"] = _analysis_metrics(run)
+    needing = analysed_table(tables, record["method"])
+    if needing is not None:
+        record["analysis"] = _analysis_metrics(run, needing)
     labels = {table: label_of(table, record) for table in sorted(tables)}
     return {"format": FORMAT, "name": _name(record), "tables": labels, **record}
 
@@ -129,10 +130,10 @@ def _name(record: Record) -> str:
     return f"{record['data']}-{record['arch']}-{record['method']}{budget}-seed{record['seed']}-{digest}"
 
 
-def _analysis_metrics(run: RunReader) -> Record:
-    """The metrics of a run's analysis that the routing table shows."""
+def _analysis_metrics(run: RunReader, table: str) -> Record:
+    """The metrics of a run's analysis, for a table that shows them."""
     if not run.config.network.routed:
-        raise UserError(f"{run.path} is a static run; the table {ROUTING} takes routed runs only.")
+        raise UserError(f"{run.path} is a static run; the table {table} takes routed runs only.")
     command = f"codinet analyze {run.path}"
     try:
         analysis = saved_analysis(run)
@@ -140,7 +141,7 @@ def _analysis_metrics(run: RunReader) -> Record:
         raise files.DamagedError(f"{str(error).rstrip('.')}; run {command} again.") from error
     if analysis is None:
         raise UserError(
-            f"{run.path} has no analysis of its current weights and data, which the table {ROUTING} requires; "
+            f"{run.path} has no analysis of its current weights and data, which the table {table} requires; "
             f"run {command}."
         )
     parts = [analysis.figures.get(part, {}) for part in ("consistency", "correlation", "swapped")]
@@ -162,13 +163,13 @@ def _analysis_metrics(run: RunReader) -> Record:
     }
     if not _is_complete_analysis(metrics):
         raise files.DamagedError(
-            f"{run.path / JSON} lacks numbers that the table {ROUTING} requires; run {command} again."
+            f"{run.path / JSON} lacks numbers that the table {table} requires; run {command} again."
         )
     return metrics
 
 
 def _is_complete_analysis(metrics: Any) -> bool:
-    """Whether all numbers that the routing table needs are present and possible."""
+    """Whether all numbers that the tables need are present and possible."""
     if not isinstance(metrics, dict) or not isinstance(metrics.get("same_path_kinds"), dict):
         return False
     rates = [metrics.get("same_path"), *metrics["same_path_kinds"].values()]
@@ -231,12 +232,13 @@ def _merge(before: Record, record: Record, file: Path, *, replace: bool) -> Reco
             raise UserError(f"{file} contains another result of the same run; keep it, or pass --replace.")
         raise UserError(f"These runs contain two results of {record['name']}; add one of them, or pass --replace.")
     tables = dict(sorted({**before["tables"], **record["tables"]}.items()))
-    if ROUTING not in tables or "analysis" in record:
+    table = analysed_table(tables, record["method"])
+    if table is None or "analysis" in record:
         return {**record, "tables": tables}
     if not same:  # the old analysis is of other paths
         raise UserError(
-            f"{record['name']} is in the table {ROUTING} with another result; analyse the run again and add it with "
-            f"--table {ROUTING} too."
+            f"{record['name']} is in the table {table} with another result; analyse the run again and add it with "
+            f"--table {table} too."
         )
     return {**record, "tables": tables, "analysis": before["analysis"]}
 
@@ -276,7 +278,10 @@ def _invalid_entry(record: Record) -> str | None:
         ("versions", all(isinstance(version, str | None) for version in record["versions"].values())),
         ("method", record["method"] in METHODS),
         ("wall_s", (record["wall_s"] or 0) >= 0),
-        ("analysis", ROUTING not in record["tables"] or _is_complete_analysis(record.get("analysis"))),
+        (
+            "analysis",
+            not analysed_table(record["tables"], record["method"]) or _is_complete_analysis(record.get("analysis")),
+        ),
     ):
         if not valid:
             return key

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from codinet.published import CIFAR, NAMES, PUBLISHED, STATIC, Published, data_key
 from codinet.sweep.summary import pareto, spread_of
 from tools.results.columns import NONE, Row, budget_of, columns_of, metric, table_head, table_line
-from tools.results.paper_tables import ROUTING, TABLES, backbone_name, sort_key
+from tools.results.paper_tables import TABLES, analysed_table, backbone_name, sort_key
 from tools.results.recipes import SIMILAR_COST, describe_recipe, deviations, epochs_of, find_baseline
 from tools.results.record import Record, feature_source
 
@@ -77,7 +77,8 @@ def _rows(table: str, data: str, records: Sequence[Record]) -> list[Row]:
 
 def _group_key(table: str, record: Record) -> tuple[object, ...]:
     recipe = (*deviations(record, TABLES[table].axis), epochs_of(record), budget_of(record))
-    analysis = (feature_source(record), record["analysis"]["images"]) if table == ROUTING else ()
+    shown = analysed_table((table,), record["method"])
+    analysis = (feature_source(record), record["analysis"]["images"]) if shown else ()
     return (record["tables"][table], *recipe, record["data_sha256"], *analysis)
 
 
