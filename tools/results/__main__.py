@@ -1,4 +1,4 @@
-"""`python -m tools.results`: add finished runs to the result files, or render the page from all of them."""
+"""`python -m tools.results`: add finished runs to the result files, or render the page and its figure from all."""
 
 import sys
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ from codinet import files
 from codinet.cli import guarded, parse
 from codinet.commands.printing import counted, print_json
 from codinet.errors import UserError
+from tools.results.overview import FIGURE
 from tools.results.record import find_runs, make_record, read_records, save_records
-from tools.results.render import render
+from tools.results.render import render, render_figure
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Args:
     results: Path = Path("results")
     """Folder of the result files."""
     out: Path = Path("docs/results.md")
-    """render: page to write."""
+    """render: page to write; its figure goes to images/ beside it."""
     json: bool = False
     """Print one JSON document."""
 
@@ -63,11 +64,16 @@ def _render(args: Args) -> None:
     if args.runs:
         raise UserError("render takes no runs: it shows every file in --results. Use add first.")
     records = read_records(args.results)
-    files.write(args.out, render(records).encode())
+    page, drawing, figure = render(records), render_figure(records), args.out.parent / FIGURE
+    files.write(args.out, page.encode())
+    if drawing is not None:
+        figure.parent.mkdir(parents=True, exist_ok=True)
+        files.write(figure, drawing.encode())
     if args.json:
-        print_json({"page": str(args.out), "results": len(records)})
+        print_json({"page": str(args.out), "figure": drawing and str(figure), "results": len(records)})
     else:
-        print(f"Wrote {args.out} with {counted(len(records), 'result')}.")
+        written = f"{args.out}" + (f" and {figure}" if drawing else "")
+        print(f"Wrote {written} with {counted(len(records), 'result')}.")
 
 
 if __name__ == "__main__":

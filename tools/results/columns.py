@@ -31,6 +31,11 @@ class Row(NamedTuple):
         return spread_of([run[key] for run in self.runs]).mean
 
     @property
+    def spread(self) -> Spread:
+        """Mean and standard deviation of the accuracy."""
+        return spread_of([run["accuracy"] for run in self.runs])
+
+    @property
     def accuracy(self) -> float:
         """The mean accuracy, rounded as it is shown, so that remarks agree with the numbers next to them."""
         return round(self.mean("accuracy"), 2)

@@ -1,26 +1,29 @@
-"""Renders docs/results.md from records. The same records always give the same page.
+"""Renders docs/results.md and its figure from records. The same records always give the same page and figure.
 
-The page has four parts: notes on how to read it, accuracy against cost, CoDiNet against vanilla routing, and the tables
-of `paper_tables.TABLES`. Each part repeats for every data set.
+The page begins with a first screen (`overview`) and notes on how to read the rest: accuracy against cost, CoDiNet
+against vanilla routing, and the tables of `paper_tables.TABLES`. Each of these repeats for every data set.
 """
 
 from collections.abc import Iterable, Sequence
 
 from codinet.published import CIFAR, NAMES, PUBLISHED, STATIC, Published, data_key
-from codinet.sweep.summary import pareto, spread_of
+from codinet.sweep.summary import pareto
+from tools.results.best_points import DATA, Points, best_points, points_svg
 from tools.results.columns import NONE, Row, budget_of, columns_of, metric, table_head, table_line
+from tools.results.overview import outcome, overview
 from tools.results.paper_tables import TABLES, analysed_table, backbone_name, sort_key
 from tools.results.recipes import SIMILAR_COST, describe_recipe, deviations, epochs_of, find_baseline
 from tools.results.record import Record, feature_source
 
-HEAD = """# Results
+HEAD = "# Results\n"
+EMPTY = "There are no results yet.\n"
+NOTES = f"""
+## How to read this page
 
 Results of this repository's runs, compared with the paper. `python -m tools.results render` writes this page from
 `results/*.json`; do not edit it by hand. `python -m tools.results add RUNS` adds runs. The [log](log.md) explains
 shortfalls and what was tried.
-"""
-EMPTY = "There are no results yet.\n"
-NOTES = f"""
+
 - All numbers are measured on the test images after the last epoch, with the averaged weights if the recipe averages
   them. No best epoch is selected, and runs with --holdout are excluded.
 - ± is the standard deviation over seeds; the number of seeds is in parentheses.
@@ -54,11 +57,26 @@ def render(records: Sequence[Record]) -> str:
     if not records:
         return f"{HEAD}\n{EMPTY}"
     data_sets = sorted({record["data"] for record in records}, key=_data_order)
-    parts = [HEAD, NOTES]
+    parts = [HEAD, _overview(data_sets, records), NOTES]
     parts += [_frontier_section(data, _distinct_rows(FRONTIER_TABLES, data, records)) for data in data_sets]
     parts += [_pair_section(data, _distinct_rows(PAIR_TABLES, data, records)) for data in data_sets]
     parts += [_table_section(table, data, _rows(table, data, records)) for table in TABLES for data in data_sets]
     return "".join(parts)
+
+
+def render_figure(records: Sequence[Record]) -> str | None:
+    """Renders the figure of the first screen, as SVG; None if the page has none."""
+    points = _points(records)
+    return points_svg(points) if points else None
+
+
+def _overview(data_sets: Iterable[str], records: Sequence[Record]) -> str:
+    rows = [row for data in data_sets for row in _distinct_rows(PAIR_TABLES, data, records)]
+    return overview(rows, _pairs(rows), _points(records))
+
+
+def _points(records: Sequence[Record]) -> Points:
+    return best_points(_distinct_rows(FRONTIER_TABLES, DATA, records), best_published(_known(DATA)))
 
 
 def _data_order(data: str) -> tuple[int, str]:
@@ -96,13 +114,17 @@ def _title(title: str, data: str) -> str:
 
 
 def _frontier_section(data: str, rows: Sequence[Row]) -> str:
-    known = [row for row in PUBLISHED if row.data == data_key(data) and row.gmaccs is not None]
+    known = _known(data)
     if not known or not rows:
         return ""
     published = [(_cost(row), 0, _published_line(row)) for row in best_published(known)]
     ours = [(row.mean("paper_gmaccs"), 1, _own_line(row, known)) for row in rows]
     lines = "".join(line for *_, line in sorted(published + ours))
     return f"{_title('Accuracy against cost', data)}{FRONTIER_NOTES}\n\n{FRONTIER_HEAD}{lines}"
+
+
+def _known(data: str) -> list[Published]:
+    return [row for row in PUBLISHED if row.data == data_key(data) and row.gmaccs is not None]
 
 
 def best_published(rows: Iterable[Published]) -> list[Published]:
@@ -144,13 +166,17 @@ def _cost(row: Published) -> float:
 
 
 def _pair_section(data: str, rows: Sequence[Row]) -> str:
-    """Every CoDiNet row with the vanilla row of the same settings, if there is one."""
-    vanilla = {_pair_key(row): row for row in rows if row.first["method"] == "vanilla"}
-    codinet = sorted((row for row in rows if row.first["method"] == "codinet"), key=lambda row: sort_key(row.first))
-    lines = [_pair_line(vanilla[_pair_key(row)], row) for row in codinet if _pair_key(row) in vanilla]
+    lines = [_pair_line(*pair) for pair in _pairs(rows)]
     if not lines:
         return ""
     return f"{_title('CoDiNet against vanilla routing', data)}{PAIR_NOTES}\n\n{PAIR_HEAD}{''.join(lines)}"
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """The vanilla row and the CoDiNet row of the same settings, for every CoDiNet row that has one."""
+    vanilla = {_pair_key(row): row for row in rows if row.first["method"] == "vanilla"}
+    codinet = sorted((row for row in rows if row.first["method"] == "codinet"), key=lambda row: sort_key(row.first))
+    return [(vanilla[_pair_key(row)], row) for row in codinet if _pair_key(row) in vanilla]
 
 
 def _pair_key(row: Row) -> tuple[object, ...]:
@@ -167,17 +193,15 @@ def _pair_line(vanilla: Row, codinet: Row) -> str:
     for row in (vanilla, codinet):
         cells += [f"{metric('accuracy', 2)(row)} ({len(row.runs)})", paths(row)]
     difference = round(codinet.accuracy - vanilla.accuracy, 2)  # of the numbers as shown
-    return f"| {' | '.join([*cells, f'{difference:+.2f}', _verdict(difference, vanilla, codinet)])} |\n"
+    return f"| {' | '.join([*cells, f'{difference:+.2f}', _verdict(vanilla, codinet)])} |\n"
 
 
-def _verdict(difference: float, vanilla: Row, codinet: Row) -> str:
-    spreads = [spread_of([run["accuracy"] for run in row.runs]).spread for row in (vanilla, codinet)]
-    known = [spread for spread in spreads if spread is not None]
-    if len(known) < len(spreads):
-        return "only one run of one method" if known else "one run each"
-    if abs(difference) <= max(known):
-        return "within the standard deviation"
-    return f"**{'better' if difference > 0 else 'worse'}** by more than the standard deviation"
+def _verdict(vanilla: Row, codinet: Row) -> str:
+    seeds = [len(row.runs) > 1 for row in (vanilla, codinet)]
+    if not all(seeds):
+        return "only one run of one method" if any(seeds) else "one run each"
+    found = outcome(codinet, vanilla.spread)
+    return "within the standard deviation" if found == "level" else f"**{found}** by more than the standard deviation"
 
 
 # The tables

@@ -7,6 +7,7 @@ import pytest
 
 from codinet import cli
 from tools.results.__main__ import main
+from tools.results.record import Record, save_records
 
 Said = pytest.CaptureFixture[str]
 
@@ -26,7 +27,7 @@ def test_add_and_render(finished_run: Path, tmp_path: Path, capsys: Said) -> Non
     assert main(["add", str(tmp_path / "sweep"), *words]) == 0
     assert capsys.readouterr().out.startswith(f"Wrote 1 result to {folder};")
     assert main(["render", "--results", str(folder), "--out", str(page), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"page": str(page), "results": 1}
+    assert json.loads(capsys.readouterr().out) == {"page": str(page), "figure": None, "results": 1}
     text = page.read_text()
     accuracy = json.loads((finished_run / "evaluation.json").read_text())["accuracy"]
     assert text.count(f"| ResNet-20, CoDiNet | `paper`, batch 16 | 1 + 1 | 0.6 | {accuracy:.2f} (1) |") == 2
@@ -34,6 +35,16 @@ def test_add_and_render(finished_run: Path, tmp_path: Path, capsys: Said) -> Non
     assert main(["render", "--results", str(folder), "--out", str(page)]) == 0
     assert capsys.readouterr().out == f"Wrote {page} with 1 result.\n"
     assert page.read_text() == text
+
+
+def test_render_writes_the_figure_of_the_page(record: Callable[..., Record], tmp_path: Path, capsys: Said) -> None:
+    folder, page, figure = (tmp_path / name for name in ("results", "docs/results.md", "docs/images/results.svg"))
+    page.parent.mkdir()
+    save_records([record()], folder, replace=False)
+    assert main(["render", "--results", str(folder), "--out", str(page)]) == 0
+    assert capsys.readouterr().out == f"Wrote {page} and {figure} with 1 result.\n"
+    assert "(images/results.svg)" in page.read_text()
+    assert "<svg" in figure.read_text()
 
 
 def test_a_rejected_run_leaves_nothing(
