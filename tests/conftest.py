@@ -78,8 +78,8 @@ def _one_thread() -> None:
 def _quick_interpreter() -> None:
     """Saves more than half the time of Triton's interpreter.
 
-    It looks for overflows, and without debugging ignores what it finds. Whenever a kernel calls a function, it lists the
-    whole language to find the few hundred names to replace.
+    It looks for overflows, and ignores what it finds unless it debugs. Whenever a kernel calls a function, it lists
+    the whole language to find the few hundred names to replace.
     """
     if importlib.util.find_spec("triton") is None:
         return

@@ -4,7 +4,9 @@ Without a GPU only compiled training is tested, of a network with few shapes of 
 compiler several seconds.
 """
 
+import gc
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -65,8 +67,8 @@ def _data() -> Resident:
     return Resident(bytes_NCHW.to(DEVICE), labels_N.to(DEVICE), mean_C.to(DEVICE), std_C.to(DEVICE))
 
 
-def _losses(make: Make, mode: str, *, amp: bool) -> list[float]:
-    """The losses of the first steps of the paper's recipe."""
+def _make_step(make: Make, mode: str, *, amp: bool) -> Step:
+    """A step of the paper's recipe."""
     data, config = _data(), paper("pictures")
     config = replace(
         config,
@@ -81,12 +83,17 @@ def _losses(make: Make, mode: str, *, amp: bool) -> list[float]:
     table, controller = block_costs(model, (CHANNELS, SIZE, SIZE)), BudgetController(0.6, steps=1000, device=DEVICE)
     speed = {"eager": Speed, "graph": accelerate.compiled, "kernels": accelerate.fused}[mode]()
     views = Augmentation((SIZE, SIZE), config.schedule.views, flip=True, pad=SIZE // 8, blank=config.extra.cutout)
-    step = Step(Task(model, data, table, config, views, controller, amp=amp), stage, speed)
+    return Step(Task(model, data, table, config, views, controller, amp=amp), stage, speed)
+
+
+def _losses(make: Make, mode: str, *, amp: bool) -> list[float]:
+    """The losses of the first steps."""
+    step = _make_step(make, mode, amp=amp)
     torch.manual_seed(1)
     go = accelerate.capture(step) if GPU and mode != "eager" else step
     places, found = torch.Generator().manual_seed(2), []
     for _ in range(STEPS):
-        step.index_L.copy_(torch.randperm(len(data), generator=places)[:BATCH])
+        step.index_L.copy_(torch.randperm(len(step.data), generator=places)[:BATCH])
         step.lr.fill_(RATE)
         step.sums.zero_()
         go()
@@ -110,3 +117,15 @@ def test_capturing_a_step_leaves_the_settings_of_cudnn(make: Make) -> None:
     assert not torch.backends.cudnn.benchmark
     _losses(make, "graph", amp=False)
     assert not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.skipif(not GPU, reason="CUDA graphs need a GPU")
+def test_a_captured_step_stays_as_long_as_its_graph(make: Make) -> None:
+    step = _make_step(make, "graph", amp=False)
+    replay, kept = accelerate.capture(step), weakref.ref(step)
+    del step
+    gc.collect()
+    assert kept() is not None
+    del replay
+    gc.collect()
+    assert kept() is None

@@ -160,7 +160,7 @@ def capture(step: Step) -> StepFn:
     """Capture a step as one CUDA graph and restore everything that the warm-up and the capture changed.
 
     Returns:
-        The function that replays the graph.
+        The function that replays the graph. It keeps the step, whose tensors the graph reads and writes.
     """
     model, device = step.model, step.device
     changed = [*model.state_dict().values(), *step.optimizer_state().values(), *step.averaged().values()]
@@ -177,7 +177,11 @@ def capture(step: Step) -> StepFn:
             for tensor, value in zip(changed, saved, strict=True):
                 tensor.copy_(value)
         torch.cuda.set_rng_state(random, device)
-    return graph.replay
+    return partial(_replay, graph, step)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, _step: Step) -> None:
+    graph.replay()
 
 
 def one_launch(model: RoutedNetwork, images_BCHW: torch.Tensor) -> LogitsFn | None:

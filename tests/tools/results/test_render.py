@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codinet.config import ExtraConfig, RunConfig
+from codinet.errors import UserError
 from codinet.presets import best
 from codinet.published import OTHER, Published
 from codinet.runs import RunFolder
@@ -203,6 +204,33 @@ def test_routing_table(make_run: Make, analyse: Callable[..., Path]) -> None:
     assert cells(page, "ResNet-110, CoDiNet")[4:7] == ["94.00 ± 0.00 (2)", "0.570 ± 0.000", "300 ± 0"]
     assert cells(page, "ResNet-110, CoDiNet")[9] == "53.4"
     assert "features of a MoCo network" in page
+
+
+def test_methods_table(make_run: Make, analyse: Callable[..., Path]) -> None:
+    routed = [
+        analyse(make_run(method, method=method, distinct_paths=1), swapped=(80.0, 85.0))
+        for method in ("blockdrop", "skipnet", "fixed")
+    ]
+    runs = [make_run("static", method="static"), *routed]
+    page = render([make_record(RunFolder.open(run), ["methods"]) for run in runs])
+    static, skipnet, blockdrop, fixed = (
+        cells(page, f"ResNet-110, {name}") for name in ("static", "SkipNet", "BlockDrop", "best fixed path")
+    )
+    assert static[-4:] == ["–", "–", "93.60 at 0.51 G", "–"]
+    assert blockdrop[-4:] == ["37.5", "80.00", "93.60 at 0.17 G", "routing collapsed to one path"]
+    assert skipnet[-2] == "92.38 at 0.09 G (ResNet-74)"
+    assert fixed[-2:] == ["–", "–"]  # it is meant to have one path
+
+
+def test_routed_runs_of_the_methods_table_need_an_analysis(make_run: Make) -> None:
+    with pytest.raises(UserError, match="which the table methods requires; run codinet analyze"):
+        make_record(RunFolder.open(make_run("one")), ["methods"])
+
+
+def test_photographs_are_not_compared_with_the_paper(record: Callable[..., Record]) -> None:
+    page = render([{**record("photographs"), "data": "photos"}])
+    assert "**ten classes, not ImageNet**" in page
+    assert "the paper at" not in page
 
 
 def test_metrics_that_old_analyses_lack(make_run: Make, analyse: Callable[..., Path]) -> None:
