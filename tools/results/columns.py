@@ -7,7 +7,7 @@ from codinet.analysis.augment import KINDS
 from codinet.published import Published
 from codinet.sweep.summary import Spread, spread_of
 from codinet.thresholds import MISSED
-from tools.results.paper_tables import COMPARED, ROUTING, TABLES, backbone_name, paper_paths, published_method
+from tools.results.paper_tables import COMPARED, ONE_PATH, ROUTING, TABLES, backbone_name, paper_paths, published_method
 from tools.results.recipes import StaticBaseline, describe_recipe, epochs_of, paper_epochs
 from tools.results.record import Record, feature_source
 
@@ -129,7 +129,7 @@ def _spread(value: Spread, digits: int) -> str:
 def remarks(row: Row) -> list[str]:
     """Remarks on a row: a missed budget, collapsed routing, and how it compares with the paper and the baseline."""
     found = _budget_remarks(row)
-    if row.first["method"] != "static" and all(run["distinct_paths"] == 1 for run in row.runs):
+    if row.first["method"] not in ONE_PATH and all(run["distinct_paths"] == 1 for run in row.runs):
         found.append("routing collapsed to one path")
     if row.paper is not None:
         found += _paper_remarks(row, row.paper)
@@ -185,10 +185,8 @@ _COST, _PATHS = Column("cost share", metric("cost_share", 3)), Column("paths", m
 _GMACCS = Column("G", metric("paper_gmaccs", 3))
 _SAME_PATH = Column("same path, %", _analysis(lambda analysis: 100 * analysis["same_path"], 1))
 _SWAPPED = Column("accuracy with swapped paths, %", _analysis(lambda analysis: analysis.get("swapped_any"), 2))
-_END = (
-    Column("static network of similar cost", _baseline),
-    Column("remarks", lambda row: "; ".join(remarks(row)) or NONE, is_text=True),
-)
+_REMARKS = Column("remarks", lambda row: "; ".join(remarks(row)) or NONE, is_text=True)
+_END = (Column("static network of similar cost", _baseline), _REMARKS)
 _USUAL = (
     *_RUN,
     Column("paper", _paper("accuracy", 2)),
@@ -223,7 +221,7 @@ _COMPARED = (
     _SAME_PATH,
     _SWAPPED,
     Column("published", _published, is_text=True),
-    *_END,
+    _REMARKS,
 )
 _PHOTOGRAPHS = (*_RUN, _COST, _GMACCS, _PATHS, *_END)
 

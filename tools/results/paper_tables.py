@@ -17,6 +17,7 @@ ROUTING, COMPARED = "routing", "methods"  # the tables that show analyses
 TEST_IMAGES = {"cifar10": 10_000, "cifar100": 10_000, "svhn": 26_032, "imagenet": 50_000}  # the paper's test sets
 METHODS = {"static": STATIC, "vanilla": VANILLA, "con": "vanilla + L_con", "div": "vanilla + L_div", "codinet": CODINET}
 METHODS |= {name: method_named(name).title for name in NAMES if name not in METHODS}
+ONE_PATH = {"static"} | {name for name in NAMES if method_named(name).one_path}  # meant to have a single path
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,10 @@ TABLES: dict[str, Table] = {
     COMPARED: Table(
         "Methods",
         "Every method of `--method`, trained from scratch with the same epochs, without a teacher, to the same budgets "
-        "([what each one is](methods.md)). Random skipping and the best fixed path are what a router has to beat. Same "
-        "path: the percentage of test images that keep their path under augmentation. Swapped paths: the accuracy when "
-        "every test image takes the path of another one. Published: accuracy and cost in the paper's unit, from longer "
-        "trainings, and of another network where it is named.",
+        "([what each one is](methods.md)). The best fixed path is a static network of the same cost and recipe, which "
+        "routers have to beat. Same path: the percentage of test images that keep their path under augmentation. "
+        "Swapped paths: the accuracy when every test image takes the path of another one. Published: accuracy and cost "
+        "in the paper's unit, from longer trainings, and of another network where one is named.",
         None,
         lambda record: None,  # other networks and costs: `published_method`
         (),

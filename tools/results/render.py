@@ -11,7 +11,7 @@ from codinet.sweep.summary import pareto
 from tools.results.best_points import DATA, Points, best_points, points_svg
 from tools.results.columns import NONE, Row, budget_of, columns_of, metric, table_head, table_line
 from tools.results.overview import outcome, overview
-from tools.results.paper_tables import TABLES, analysed_table, backbone_name, sort_key
+from tools.results.paper_tables import COMPARED, TABLES, analysed_table, backbone_name, sort_key
 from tools.results.recipes import SIMILAR_COST, describe_recipe, deviations, epochs_of, find_baseline
 from tools.results.record import Record, feature_source
 
@@ -90,7 +90,11 @@ def _rows(table: str, data: str, records: Sequence[Record]) -> list[Row]:
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in sorted(listed, key=lambda record: (sort_key(record), record["seed"], record["name"])):
         groups.setdefault(_group_key(table, record), []).append(record)
-    return [Row(table, runs, TABLES[table].paper(runs[0]), find_baseline(runs, records)) for runs in groups.values()]
+    compared = table != COMPARED  # has a baseline among its own rows, the best fixed path
+    return [
+        Row(table, runs, TABLES[table].paper(runs[0]), find_baseline(runs, records) if compared else None)
+        for runs in groups.values()
+    ]
 
 
 def _group_key(table: str, record: Record) -> tuple[object, ...]:
