@@ -97,7 +97,6 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(training_speed, "_own", own)
     monkeypatch.setattr(training_speed, "_plain", lambda *_: training_speed._Built(taking(0.045), lambda: []))
-    monkeypatch.setattr(training_speed, "conv_time_fraction", lambda *_: None)
 
 
 @pytest.mark.usefixtures("timed")

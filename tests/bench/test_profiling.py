@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from codinet.bench import profiling
-from codinet.bench.profiling import conv_time_fraction, is_conv_kernel, is_conv_operator, peak_mb
+from codinet.bench.profiling import conv_share, is_conv_kernel, is_conv_operator, operation_times, peak_mb
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,9 @@ CPU = torch.device("cpu")
 def test_conv_time_of_a_convolution_and_its_gradient() -> None:
     layer = torch.nn.Conv2d(16, 16, 3)
     images = torch.randn(8, 16, 32, 32)
-    share = conv_time_fraction(lambda: layer(images).sum().backward(), CPU)
+    times = operation_times(lambda: layer(images).sum().backward(), CPU)
+    assert list(times.values()) == sorted(times.values(), reverse=True)
+    share = conv_share(times, CPU)
     assert share is not None
     assert 0 < share < 1  # the exact value depends on the load of the machine
 
@@ -37,13 +39,16 @@ def test_conv_time_of_known_events(device: str, share: float, monkeypatch: pytes
     recorded = SimpleNamespace(key_averages=lambda: events)
     monkeypatch.setattr(profiling, "profile", lambda **_words: nullcontext(recorded))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
-    assert conv_time_fraction(lambda: None, torch.device(device)) == share
+    times = operation_times(lambda: None, torch.device(device))
+    assert conv_share(times, torch.device(device)) == pytest.approx(share)
+    if device == "cuda":
+        assert times == {"reduce_kernel": 0.03, "sm90_xmma_fprop_implicit_gemm": 0.01}
 
 
 def test_conv_time_without_convolutions() -> None:
     matrix = torch.randn(64, 64)
-    assert conv_time_fraction(lambda: matrix @ matrix, CPU) == 0
-    assert conv_time_fraction(lambda: None, CPU) is None
+    assert conv_share(operation_times(lambda: matrix @ matrix, CPU), CPU) == 0
+    assert conv_share(operation_times(lambda: None, CPU), CPU) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codinet.bench import training_speed
-from codinet.bench.profiling import conv_time_fraction, is_conv_operator
+from codinet.bench.profiling import conv_share, operation_times
 from codinet.bench.training_speed import MODES, Build, TrainSetting, measure_training, pick_modes
 from codinet.errors import UserError
 from codinet.train.accelerate import StepFn
@@ -38,18 +39,17 @@ class Operators(TorchDispatchMode):
         self.names.append(function.name())
         return function(*args, **kwargs or {})
 
-    def conv_share(self, call: Callable[[], object], _device: torch.device) -> float:
+    def times(self, call: Callable[[], object], _device: torch.device) -> dict[str, float]:
         before = len(self.names)
         call()
-        found = [is_conv_operator(name) for name in self.names[before:]]
-        return sum(found) / len(found)
+        return {name: float(number) for name, number in Counter(self.names[before:]).most_common()}
 
 
 def test_rows_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     with Operators() as seen:
         monkeypatch.setattr(time, "perf_counter", lambda: len(seen.names) / 1e3)
-        monkeypatch.setattr(training_speed, "conv_time_fraction", seen.conv_share)
-        static, routed = measure_training(SMALL, ["eager"], rounds=2)
+        monkeypatch.setattr(training_speed, "operation_times", seen.times)
+        static, routed = measure_training(SMALL, ["eager"], rounds=2, profile=True)
     assert (static["routed"], routed["routed"]) == (False, True)
     for row in (static, routed):
         assert (row["arch"], row["mode"], row["device"], row["precision"]) == ("resnet20", "eager", "cpu", "float32")
@@ -62,10 +62,12 @@ def test_rows_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert routed["against_static"] == pytest.approx(routed["ms_per_step"] / static["ms_per_step"])
     assert 1 < routed["against_static"] < 5
     assert 0 < routed["conv_share"] < static["conv_share"] < 1
+    assert len(routed["longest"]) == 20
+    assert {"name", "ms"} == set(routed["longest"][0])
 
 
 def test_the_profiler_recognises_the_convolutions_of_a_step() -> None:
-    share = conv_time_fraction(training_speed._step(SMALL, Speed(), routed=True), CPU)
+    share = conv_share(operation_times(training_speed._step(SMALL, Speed(), routed=True), CPU), CPU)
     assert share is not None
     assert 0 < share < 1
 
@@ -137,7 +139,6 @@ def test_a_mode_is_a_name_and_a_function(quick_modes: Callable[..., None], monke
 def test_networks_take_turns(quick_modes: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     quick_modes(a=lambda: log.append("a"), b=lambda: log.append("b"))
-    monkeypatch.setattr(training_speed, "conv_time_fraction", lambda *_: None)
     monkeypatch.setattr(training_speed, "peak_mb", lambda call, _device: call())
     measure_training(SMALL, ["a", "b"], rounds=4)
     assert "".join(log)[-16:] == "aabb" + "abba" + "bbaa" + "baab"

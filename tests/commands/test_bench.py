@@ -174,8 +174,10 @@ def test_progress_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 def test_training(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["bench", "resnet14", "--train", "--rounds", "1", "--device", "cpu", "--batch"]
-    assert cli.main([*words, "3"]) == 0
+    assert cli.main([*words, "3", "--profile"]) == 0
     captured = capsys.readouterr()
+    assert "Longest in a step: routed, eager" in captured.out
+    assert "aten::" in captured.out
     assert "resnet14, training on cpu, 1 threads, float32, 6 inputs per step" in captured.out
     estimates = re.findall(r"codinet: eager, (static|routed): about [\d,]+ inputs/s\n", captured.err)
     assert estimates == ["static", "routed"]
@@ -187,5 +189,6 @@ def test_training(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     keys = {"arch", "routed", "mode", "inputs_per_step", "inputs_per_s", "ms_per_step", "peak_mb", "device"}
     assert all(keys | {"conv_share", "against_static", "against_eager"} <= set(row) for row in rows)
     assert {row["precision"] for row in rows} == {"bfloat16"}
+    assert {row["longest"] for row in rows} == {row["conv_share"] for row in rows} == {None}
     assert "batch 2, eager, routed: warm-up" in captured.err
     assert "batch 3, round 1 of 1" in captured.err

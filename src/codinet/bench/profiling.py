@@ -1,9 +1,9 @@
-"""Memory and profile of a call: its peak memory, and the fraction of its time that convolutions take."""
+"""Memory and profile of a call: its peak memory, the time of its kernels, and the fraction that convolutions take."""
 
 import ctypes
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,18 +60,17 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) for line in _STATUS.read_text().splitlines() if line.startswith(f"{key}:"))
 
 
-def conv_time_fraction(call: Callable[[], object], device: torch.device) -> float | None:
-    """The fraction of the computing time of a call that convolutions take, measured by torch's profiler.
+def operation_times(call: Callable[[], object], device: torch.device) -> dict[str, float]:
+    """The time of everything that a call computes, measured by torch's profiler.
 
-    On CUDA this is the time of kernels, recognised by their names; elsewhere the time of operators, without the
-    operators that they call.
+    On CUDA this is the time of kernels; elsewhere the time of operators, without the operators that they call.
 
     Args:
         call: What to measure; it is called once.
         device: Where it computes.
 
     Returns:
-        A number from 0 to 1; None if nothing was recorded.
+        Milliseconds by name, the longest first. Kernels of one name are added up.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -79,11 +78,14 @@ def conv_time_fraction(call: Callable[[], object], device: torch.device) -> floa
         call()
         if cuda:
             torch.cuda.synchronize(device)
-    times = [(event.key, _own_time(event, cuda)) for event in recorded.key_averages()]
-    total = sum(time for _, time in times)
-    if total <= 0:
-        return None
-    return sum(time for name, time in times if (is_conv_kernel if cuda else is_conv_operator)(name)) / total
+    times = {event.key: _own_time(event, cuda) / 1e3 for event in recorded.key_averages()}
+    return dict(sorted(((name, time) for name, time in times.items() if time > 0), key=lambda item: -item[1]))
+
+
+def conv_share(times: Mapping[str, float], device: torch.device) -> float | None:
+    """The fraction of these times that convolutions take, recognised by their names; None without any times."""
+    is_conv, total = is_conv_kernel if device.type == "cuda" else is_conv_operator, sum(times.values())
+    return sum(time for name, time in times.items() if is_conv(name)) / total if total else None
 
 
 def is_conv_kernel(name: str) -> bool:
@@ -100,6 +102,7 @@ def is_conv_operator(name: str) -> bool:
 
 
 def _own_time(event: Any, cuda: bool) -> float:
+    """In microseconds."""
     if not cuda:
         return float(event.self_cpu_time_total)
     # Operators also report the time of their kernels, which must not be counted twice.

@@ -17,7 +17,7 @@ import torch
 from codinet.bench.by_name import create_untrained, published_input
 from codinet.bench.engine_speed import Progress, no_progress
 from codinet.bench.plain_loop import NETWORKS, PlainLoop
-from codinet.bench.profiling import conv_time_fraction, peak_mb
+from codinet.bench.profiling import conv_share, operation_times, peak_mb
 from codinet.config import RunConfig, resolve
 from codinet.cost import block_costs
 from codinet.data.augmentation import Augmentation
@@ -35,6 +35,7 @@ Build = Callable[[Speed], Step]
 TORCHVISION = "torchvision"  # the network of the plain loop
 _LONG = 60.0  # seconds of all rounds that are announced
 _LEARNING_RATE = 1e-3  # small, so that random labels do not drive weights to infinity
+_LONGEST = 20  # kernels or operators of a profile that are listed
 _STEPS = 300  # length of the stage, for the budget controller
 
 
@@ -129,6 +130,7 @@ def measure_training(
     rounds: int,
     steps: int = 1,
     torchvision: bool = False,
+    profile: bool = False,
     progress: Progress = no_progress,
     found: Callable[[str], None] = lambda _sentence: None,
 ) -> list[dict[str, Any]]:
@@ -141,6 +143,7 @@ def measure_training(
         steps: Steps of a round, timed as one.
         torchvision: Also time a plain loop of torchvision's network, compiled unless every mode is eager. If it fails,
             it is left out.
+        profile: Also profile a step of each network after all rounds.
         progress: Called before each part of the work.
         found: Called with a first estimate as soon as a network runs, and with the reason if one is left out; compiling
             the others may take minutes.
@@ -177,6 +180,7 @@ def measure_training(
     rows = []
     for entry in trainers:
         own, ours = seconds[entry.mode, entry.network], entry.network != TORCHVISION
+        times = operation_times(entry.run_step, setting.device) if profile else {}
         rows.append(
             {
                 "arch": setting.arch,
@@ -189,7 +193,8 @@ def measure_training(
                 "peak_mb": entry.peak_mb,
                 "device": setting.device.type,
                 "precision": "bfloat16" if setting.amp else "float32",
-                "conv_share": conv_time_fraction(entry.run_step, setting.device),
+                "conv_share": conv_share(times, setting.device),
+                "longest": [{"name": name, "ms": times[name]} for name in list(times)[:_LONGEST]] if profile else None,
                 "against_static": _ratio(own, seconds[entry.mode, "static"] if ours else None),
                 "against_eager": _ratio(own, seconds.get(("eager", entry.network))),
                 "speed_against_torchvision": None if plain is None else _ratio(plain, own),

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from codinet.run_reader import RunReader
 
 _MAX_THREADS = 1024
+_NAME = 100  # characters of a kernel's name that are printed
 _INFERENCE_FLAGS = ("run_rate", "engines", "images", "threshold", "compiled", "precision", "plot")
-_TRAINING_FLAGS = ("views", "modes", "amp", "torchvision")
+_TRAINING_FLAGS = ("views", "modes", "amp", "torchvision", "profile")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Args:
     torchvision: tyro.conf.DisallowNone[bool | None] = None
     """With --train: also time a plain, compiled loop of torchvision's network, for resnet50 and resnet101. Default: on
     CUDA."""
+    profile: bool = False
+    """With --train: also list the kernels, or on a CPU the operators, that take the longest in a step."""
     json: bool = False
     """Print one JSON document."""
 
@@ -200,6 +203,7 @@ def _training_rows(args: Args, device: "torch.device") -> Iterator[list[dict[str
                 rounds=args.rounds,
                 steps=10 if gpu else 1,
                 torchvision=torchvision,
+                profile=args.profile,
                 progress=_part(progress, f"batch {images}", 0, 1),
                 found=note,
             )
@@ -232,14 +236,19 @@ def _print_training(title: str, rows: list[dict[str, Any]]) -> None:
         "inputs\nper second": lambda row: f"{row['inputs_per_s']:.0f}",
         "ms\nper step": lambda row: f"{row['ms_per_step']:.1f}",
         "peak\nMB": lambda row: _or_dash(row["peak_mb"], ".0f"),
-        "in\nconvs": lambda row: _or_dash(row["conv_share"], ".0%"),
         "× static\nnet's time": lambda row: _or_dash(row["against_static"], ".2f"),
         "× eager\ntime": lambda row: _or_dash(row["against_eager"], ".2f"),
     }
     if any(row["network"] == "torchvision" for row in rows):
         columns["× torchvision's\nspeed"] = lambda row: _or_dash(row["speed_against_torchvision"], ".2f")
+    profiled = [row for row in rows if row["longest"]]
+    if profiled:
+        columns["in\nconvs"] = lambda row: _or_dash(row["conv_share"], ".0%")
     subject = f"{rows[0]['arch']}, {title}, {rows[0]['precision']}, {rows[0]['inputs_per_step']} inputs per step"
     print_table(subject, list(columns), [[cell(row) for cell in columns.values()] for row in rows])
+    for row in profiled:
+        lines = [[one["name"][:_NAME], f"{one['ms']:.3f}"] for one in row["longest"]]
+        print_table(f"Longest in a step: {row['network']}, {row['mode']}", ["kernel or operator", "ms"], lines)
 
 
 def _or_dash(value: float | None, form: str) -> str:
