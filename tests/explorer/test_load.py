@@ -182,18 +182,19 @@ def test_a_hundred_slow_clients_do_not_delay_an_upload(
 
 
 def test_more_than_a_thousand_half_headers_do_not_block_the_server(
-    explore_process: tuple[int, tuple[str, int]], photo: Callable[..., bytes]
+    run: RunFolder, few: Dataset, photo: Callable[..., bytes]
 ) -> None:
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 2000:  # the clients need more files than most systems allow at first
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(2000, hard) if hard >= 0 else 2000, hard))
-    _, address = explore_process
     content = photo()
-    assert post(address, content)[0] == 200
-    with slow_clients(address, 1100, HALF_A_HEADER) as links:
-        began = time.monotonic()
+    with served(create_app(run, few, limits=Limits(idle_seconds=4.0))) as url:
+        address = parts(url)
         assert post(address, content)[0] == 200
-        assert time.monotonic() - began < 2
-        assert all(map(ended, links))  # also those that were not closed for others
-    assert post(address, content)[0] == 200
+        with slow_clients(address, 1100, HALF_A_HEADER) as links:
+            began = time.monotonic()
+            assert post(address, content)[0] == 200
+            assert time.monotonic() - began < 2
+            assert all(map(ended, links))  # also those that were not closed for others
+        assert post(address, content)[0] == 200

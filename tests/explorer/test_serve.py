@@ -149,7 +149,7 @@ def test_a_client_that_does_not_read_is_disconnected(start: Callable[..., tuple[
 def test_more_connections_than_allowed_close_those_that_wait_for_their_client(
     start: Callable[..., tuple[str, int]],
 ) -> None:
-    address = start(connections=5)
+    address = start(connections=5, upload_grace=2.0)
     links = [sent(address, content) for content in (HALF_A_HEADER, START_OF_A_BODY) for _ in range(20)]
     for _ in range(10):
         assert ask(address)[0] == 200

@@ -168,6 +168,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     block_costs(create_model("resnet20"), (3, 8, 8))  # has torch load what would take each life a second or two
+    gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
     gc.collect()
     gc.freeze()  # or every collection of a life would look at all that is loaded, and so copy it
     for line in sys.stdin:

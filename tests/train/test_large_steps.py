@@ -128,7 +128,7 @@ GROWING = ("--arch", "resnet14", "--view", "resized", "--image-size", "40", "--g
 def test_a_run_whose_views_grow_resumes_exactly(
     photos: Path, tmp_path: Path, life: Life, assert_same_run: SameRun
 ) -> None:
-    words = (*GROWING, "--batch", "8", "--epochs", "4", "--ema", "0.9")
+    words = (*GROWING, "--batch", "8", "--epochs", "3", "--ema", "0.9")
     whole = life(tmp_path / "whole", *words, source=photos)
     assert whole["codes"] == [0], whole["said"]
     assert "40×40, views of random parts, at first 8×8" in whole["said"]

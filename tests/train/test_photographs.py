@@ -35,7 +35,7 @@ def sources(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def test_a_kill_within_an_epoch_leaves_no_trace(
     sources: dict[str, Path], kind: str, size: int, tmp_path: Path, life: Life, assert_same_run: SameRun
 ) -> None:
-    words = (*WORDS, "--epochs", "3")
+    words = (*WORDS, "--epochs", "2")
     whole = life(tmp_path / "whole", *words, size=size, source=sources[kind])
     assert whole["codes"] == [0] * size, whole["said"]
     assert "24×24, views of random parts" in whole["said"]
