@@ -31,6 +31,7 @@ if not torch.cuda.is_available():
 
 from tests.few_digits import save_few_digits
 from tests.hub_server import TOKEN, Hub, served_hub
+from tests.quick_flags import derive_flags_once
 from tests.repeated_metrics import repeated_metrics
 
 from codinet.adopt import import_vision
@@ -53,6 +54,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Networks and graphs are made of many small objects; with the default of 700 a collection would begin all the time.
 gc.set_threshold(50_000, 20, 100)
+
+derive_flags_once()
 
 # By default an example that takes 200 ms fails its test, which a busy machine brings about by itself.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -99,23 +102,6 @@ def _quick_interpreter() -> None:
                 interpreter._patch_attr(package, name, member, builder, scope)
 
     interpreter._patch_builtin = patch_builtin
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quick_flags() -> None:
-    """Has tyro derive the flags of a command once. It does so for every command line, which takes 0.1 s for `train`."""
-    from tyro._parsers import ParserSpecification
-
-    derive, derived = ParserSpecification.from_callable_or_type, {}
-
-    def cached(kind: Any, **settings: Any) -> ParserSpecification:
-        if settings["parent_classes"]:  # a part of a command
-            return derive(kind, **settings)
-        if kind not in derived:
-            derived[kind] = derive(kind, **settings)
-        return derived[kind]
-
-    ParserSpecification.from_callable_or_type = cached  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="module", autouse=True)
