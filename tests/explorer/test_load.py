@@ -189,7 +189,7 @@ def test_more_than_a_thousand_half_headers_do_not_block_the_server(
     if soft < 2000:  # the clients need more files than most systems allow at first
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(2000, hard) if hard >= 0 else 2000, hard))
     content = photo()
-    with served(create_app(run, few, limits=Limits(idle_seconds=4.0))) as url:
+    with served(create_app(run, few, limits=Limits(idle_seconds=2.5))) as url:
         address = parts(url)
         assert post(address, content)[0] == 200
         with slow_clients(address, 1100, HALF_A_HEADER) as links:

