@@ -19,7 +19,7 @@ demo: $(STAMP)
 
 # The tests include what `lint` checks (tests/test_lint.py), so it runs beside them.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 docs: $(DOCS_STAMP)  # not with --quiet, which would also keep --strict from seeing warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
