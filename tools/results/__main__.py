@@ -11,9 +11,8 @@ from codinet import files
 from codinet.cli import guarded, parse
 from codinet.commands.printing import counted, print_json
 from codinet.errors import UserError
-from tools.results.overview import FIGURE
 from tools.results.record import find_runs, make_record, read_records, save_records
-from tools.results.render import render, render_figure
+from tools.results.render import render, render_figures
 
 
 @dataclass(frozen=True)
@@ -64,16 +63,16 @@ def _render(args: Args) -> None:
     if args.runs:
         raise UserError("render takes no runs: it shows every file in --results. Use add first.")
     records = read_records(args.results)
-    page, drawing, figure = render(records), render_figure(records), args.out.parent / FIGURE
+    page, figures = render(records), {args.out.parent / place: svg for place, svg in render_figures(records).items()}
     files.write(args.out, page.encode())
-    if drawing is not None:
+    for figure, svg in figures.items():
         figure.parent.mkdir(parents=True, exist_ok=True)
-        files.write(figure, drawing.encode())
+        files.write(figure, svg.encode())
+    written = [str(path) for path in (args.out, *figures)]
     if args.json:
-        print_json({"page": str(args.out), "figure": drawing and str(figure), "results": len(records)})
+        print_json({"page": written[0], "figures": written[1:], "results": len(records)})
     else:
-        written = f"{args.out}" + (f" and {figure}" if drawing else "")
-        print(f"Wrote {written} with {counted(len(records), 'result')}.")
+        print(f"Wrote {', '.join(written)} with {counted(len(records), 'result')}.")
 
 
 if __name__ == "__main__":

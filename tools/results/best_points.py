@@ -1,11 +1,11 @@
-"""The most accurate networks at each cost, ours and published ones on CIFAR-10: a figure and a small table."""
+"""Accuracy against cost on CIFAR-10: a figure and a small table of the best networks, and a figure of all methods."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from codinet.commands.printing import counted
 from codinet.published import CODINET, STATIC, VANILLA, Published
-from codinet.report.drawing import COLOURS, INK, Figure, marker, panels, place_labels, standalone_svg, styled, to_svg
+from codinet.report.drawing import INK, Figure, colour, marker, panels, place_labels, standalone_svg, styled, to_svg
 from codinet.sweep.summary import Spread, pareto, spread_of
 from tools.results.columns import NONE, Row, metric
 from tools.results.paper_tables import METHODS, backbone_name
@@ -15,6 +15,7 @@ DATA = "cifar10"
 LIMITS = 0.06, 0.10, 0.20, 0.30, 0.51  # costs of the rows of the table, in the paper's unit
 PUBLISHED = "best published"
 ALT = "Accuracy against cost on CIFAR-10: our static networks, vanilla routing, CoDiNet, and published networks"
+METHODS_ALT = "Accuracy against cost on CIFAR-10: every method with the same recipe"
 _TICKS = 0.03, 0.05, 0.1, 0.2, 0.3, 0.5
 
 
@@ -77,24 +78,37 @@ def points_table(points: Points) -> str:
     return text
 
 
-def points_svg(points: Points) -> str:
+def method_points(rows: Iterable[Row]) -> Points:
+    """The networks of the table of methods, by method."""
+    points: Points = {}
+    for row in sorted(rows, key=lambda row: row.mean("paper_gmaccs")):
+        _, _, method = row.first["tables"][row.table].partition(", ")
+        points.setdefault(method, []).append(_own_point(row))
+    order = list(METHODS.values())
+    return dict(sorted(points.items(), key=lambda item: (order.index(item[0].split(",")[0]), item[0])))
+
+
+def points_svg(points: Points, alt: str = ALT) -> str:
     """The figure as the text of an SVG file."""
-    return standalone_svg(to_svg(draw(points)), ALT)
+    return standalone_svg(to_svg(draw(points)), alt)
 
 
 @styled
 def draw(points: Points) -> Figure:
     """Accuracy over cost, with standard deviations and a name for each point, and a line for each kind of our own."""
+    own = "ours: " if PUBLISHED in points else ""
     figure, ((axes,),) = panels(1, 1, width=7.2, height=5)
     for index, (kind, found) in enumerate(points.items()):
         costs, means = [point.cost for point in found], [point.accuracy.mean for point in found]
-        shade, label = (INK, kind) if kind == PUBLISHED else (COLOURS[index], f"ours: {kind}")
+        shade, label = (INK, kind) if kind == PUBLISHED else (colour(index), f"{own}{kind}")
         spreads = [point.accuracy.spread or 0 for point in found]
         axes.errorbar(costs, means, spreads, color=shade, fmt=marker(index), markersize=5, linewidth=1, label=label)
         if kind != PUBLISHED:
             axes.plot(costs, means, color=shade, linewidth=1, alpha=0.4)
     axes.set(xscale="log", xlabel="cost, G (two per multiply-add; log scale)", ylabel="accuracy on CIFAR-10, %")
-    axes.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+    costs = [point.cost for found in points.values() for point in found]
+    ticks = [tick for tick in _TICKS if 0.8 * min(costs) <= tick <= 1.2 * max(costs)]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.margins(y=0.08)
     axes.grid()

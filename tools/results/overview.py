@@ -17,7 +17,7 @@ from tools.results.columns import Row, budget_of
 from tools.results.paper_tables import METHODS, analysed_table, backbone_name
 
 Pair = tuple[Row, Row]  # vanilla routing and CoDiNet with the same settings
-FIGURE = "images/results.svg"  # relative to the page
+FIGURE, METHODS_FIGURE = "images/results.svg", "images/methods.svg"  # relative to the page
 SEEDS = 3  # the answers count networks with at least so many
 QUESTION = """Does a network that decides per image which blocks to run beat a static network of the same cost? And do
 CoDiNet's path losses help over vanilla routing, which has the same routers without these losses? The answers count

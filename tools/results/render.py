@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from codinet.published import CIFAR, NAMES, PUBLISHED, STATIC, Published, data_key
 from codinet.sweep.summary import pareto
-from tools.results.best_points import DATA, Points, best_points, points_svg
+from tools.results.best_points import ALT, DATA, METHODS_ALT, Points, best_points, method_points, points_svg
 from tools.results.columns import NONE, Row, budget_of, columns_of, metric, table_head, table_line
-from tools.results.overview import outcome, overview
+from tools.results.overview import FIGURE, METHODS_FIGURE, outcome, overview
 from tools.results.paper_tables import COMPARED, TABLES, analysed_table, backbone_name, sort_key
 from tools.results.recipes import SIMILAR_COST, describe_recipe, deviations, epochs_of, find_baseline
 from tools.results.record import Record, feature_source
@@ -64,10 +64,11 @@ def render(records: Sequence[Record]) -> str:
     return "".join(parts)
 
 
-def render_figure(records: Sequence[Record]) -> str | None:
-    """Renders the figure of the first screen, as SVG; None if the page has none."""
-    points = _points(records)
-    return points_svg(points) if points else None
+def render_figures(records: Sequence[Record]) -> dict[str, str]:
+    """Renders the figures as SVG, by their places relative to the page; those without any points are left out."""
+    methods = method_points(_rows(COMPARED, DATA, records))
+    drawn = {FIGURE: (_points(records), ALT), METHODS_FIGURE: (methods, METHODS_ALT)}
+    return {place: points_svg(points, alt) for place, (points, alt) in drawn.items() if points}
 
 
 def _overview(data_sets: Iterable[str], records: Sequence[Record]) -> str:

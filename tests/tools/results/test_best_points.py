@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 from codinet.config import RunConfig
 from codinet.published import CODINET, OTHER, STATIC, Published
-from tools.results.best_points import ALT, LIMITS, PUBLISHED, best_points, points_svg, points_table
+from tools.results.best_points import ALT, LIMITS, PUBLISHED, best_points, method_points, points_svg, points_table
 from tools.results.columns import Row
 from tools.results.record import Record
 
@@ -77,3 +77,11 @@ def test_the_figure_names_every_point(record: Make) -> None:
     for kind in ("ours: static", "ours: vanilla routing", "ours: CoDiNet", PUBLISHED, "Pruning", "CoDiNet paper", "14"):
         assert kind in words
     assert words.count("110") == 3
+
+
+def test_methods_are_in_the_order_of_their_list_and_by_cost(record: Make) -> None:
+    given = [row(record, "skipnet", 0.2, 90.0), row(record, "codinet", 0.3, 94.0), row(record, "codinet", 0.1, 92.0)]
+    points = method_points(given)
+    costs = {method: [point.cost for point in found] for method, found in points.items()}
+    assert list(costs.items()) == [("CoDiNet", [0.1, 0.3]), ("SkipNet", [0.2])]
+    assert "ours: " not in points_svg(points)

@@ -27,7 +27,7 @@ def test_add_and_render(finished_run: Path, tmp_path: Path, capsys: Said) -> Non
     assert main(["add", str(tmp_path / "sweep"), *words]) == 0
     assert capsys.readouterr().out.startswith(f"Wrote 1 result to {folder};")
     assert main(["render", "--results", str(folder), "--out", str(page), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"page": str(page), "figure": None, "results": 1}
+    assert json.loads(capsys.readouterr().out) == {"page": str(page), "figures": [], "results": 1}
     text = page.read_text()
     accuracy = json.loads((finished_run / "evaluation.json").read_text())["accuracy"]
     assert text.count(f"| ResNet-20, CoDiNet | `paper`, batch 16 | 1 + 1 | 0.6 | {accuracy:.2f} (1) |") == 2
@@ -42,7 +42,7 @@ def test_render_writes_the_figure_of_the_page(record: Callable[..., Record], tmp
     page.parent.mkdir()
     save_records([record()], folder, replace=False)
     assert main(["render", "--results", str(folder), "--out", str(page)]) == 0
-    assert capsys.readouterr().out == f"Wrote {page} and {figure} with 1 result.\n"
+    assert capsys.readouterr().out == f"Wrote {page}, {figure} with 1 result.\n"
     assert "(images/results.svg)" in page.read_text()
     assert "<svg" in figure.read_text()
 

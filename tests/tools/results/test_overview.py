@@ -11,7 +11,7 @@ from codinet.sweep.summary import Spread
 from tools.results.columns import Row
 from tools.results.overview import outcome
 from tools.results.record import Record, make_record, read_records
-from tools.results.render import render, render_figure
+from tools.results.render import render, render_figures
 
 ROOT = Path(__file__).parents[3]
 Make = Callable[..., Record]
@@ -36,15 +36,17 @@ def trained(**extra: Any) -> Callable[[RunConfig], RunConfig]:
     return lambda config: replace(config, extra=ExtraConfig(**extra))
 
 
-def test_the_figure_is_up_to_date() -> None:
-    figure = (ROOT / "docs" / "images" / "results.svg").read_text()
-    assert figure == render_figure(read_records(ROOT / "results")), "run python -m tools.results render"
+def test_the_figures_are_up_to_date() -> None:
+    figures = render_figures(read_records(ROOT / "results"))
+    assert list(figures) == ["images/results.svg", "images/methods.svg"]
+    for place, svg in figures.items():
+        assert (ROOT / "docs" / place).read_text() == svg, "run python -m tools.results render"
 
 
 def test_the_order_of_records_does_not_matter() -> None:
     records = read_records(ROOT / "results")[::3]
     assert first_screen(records) == first_screen(records[::-1])
-    assert render_figure(records) == render_figure(records[::-1])
+    assert render_figures(records) == render_figures(records[::-1])
 
 
 # The standard deviation of (90, 91, 92) is 1.
@@ -148,4 +150,4 @@ def test_without_seeds_there_are_no_answers(record: Make) -> None:
 def test_other_data_has_no_figure(record: Make) -> None:
     digits = [{**made, "data": "digits"} for made in seeds(record, "codinet", 94.0, 94.1, 94.2)]
     assert first_screen(digits).strip() == "# Results"
-    assert render_figure(digits) is None
+    assert render_figures(digits) == {}
