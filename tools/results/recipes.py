@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from codinet.backbones import ARCHITECTURES
 from codinet.config import DEFAULT_DISTILL, RunConfig, resolve, to_dict, unused_settings
 from codinet.presets import best, imagenet, paper
 from codinet.sweep.plan import METHODS
 from codinet.sweep.summary import Spread, spread_of
 from tools.results.paper_tables import backbone_name
 
-PRESETS = {"paper": paper, "best": best, "imagenet": imagenet}
+PRESETS = {"paper": paper, "best": best}
+IMAGENET_PRESETS = {"imagenet": imagenet}  # for networks that were published for larger images
 SIMILAR_COST = 1.25  # largest ratio, either way, between two costs that count as similar
 
 # Settings that the row's name or another column shows, and entries that are not settings.
@@ -38,7 +40,8 @@ def paper_epochs(data: str) -> int:
 
 def describe_recipe(record: Mapping[str, Any], axis: tuple[str, str] | None = None) -> str:
     """The closest preset and every setting that differs from it."""
-    found = {name: deviations(record, axis, preset) for name, preset in PRESETS.items()}
+    presets = PRESETS if ARCHITECTURES[record["arch"]].image_size < 64 else IMAGENET_PRESETS
+    found = {name: deviations(record, axis, preset) for name, preset in presets.items()}
     nearest = min(found, key=lambda name: len(found[name]))
     return ", ".join([f"`{nearest}`", *found[nearest]])
 
@@ -63,6 +66,8 @@ def deviations(
     ignored = _SHOWN_ELSEWHERE | _unused_by(record["method"])
     if record["config"]["extra"]["distill"] == DEFAULT_DISTILL:
         ignored |= {"distill"}  # "distilled from another run" implies it
+    if record["config"]["schedule"]["schedule"] != "multistep":
+        ignored |= {"milestones"}
     return [
         _OTHER_RUNS[field] if field in _OTHER_RUNS else f"{field} {_format(value)}"
         for part, settings in parts.items()

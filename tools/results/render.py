@@ -29,8 +29,8 @@ shortfalls and what was tried.
 - ± is the standard deviation over seeds; the number of seeds is in parentheses.
 - The cost share is the fraction of the static network's multiply-adds, routers included. “G” is the paper's unit: two
   per multiply-add for networks on 32×32 images, one for ImageNet networks.
-- “Recipe” names the closest preset (`paper`: the paper's, 250 + 20 epochs; `best`: our own) and every setting that
-  differs from it.
+- “Recipe” names the closest preset (`paper`: the paper's, 250 + 20 epochs; `best`: our own; `imagenet`: the paper's for
+  ImageNet networks) and every setting that differs from it.
 - A budget is missed if a run's cost share is off by more than 0.02.
 - “Static network of similar cost” is the alternative to routing: the static network closest in MACs on the same data,
   within a factor of {SIMILAR_COST}, trained with the recipe most similar to the row's.

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from codinet.config import ExtraConfig, RunConfig
-from tools.results.recipes import StaticBaseline, count_differences, find_baseline
+from codinet.config import ExtraConfig, RunConfig, ScheduleConfig
+from codinet.presets import imagenet
+from tools.results.recipes import StaticBaseline, count_differences, describe_recipe, find_baseline
 from tools.results.record import Record
 
 Settings = Callable[[RunConfig], RunConfig]
@@ -111,3 +112,12 @@ def test_no_baseline_from_routed_runs_or_other_data(
     row = routed()
     others = [routed(seed=1), {**static(), "data": "svhn"}, {**static(), "data_sha256": "e" * 64}]
     assert find_baseline([row], others) is None
+
+
+def test_imagenet_networks_have_a_preset_of_their_own(record: Callable[..., Record]) -> None:
+    def cosine(_base: RunConfig) -> RunConfig:
+        config = imagenet("photos")
+        schedule = replace(config.schedule, schedule="cosine", milestones=ScheduleConfig.milestones)
+        return replace(config, schedule=schedule)
+
+    assert describe_recipe(record(config=cosine)) == "`imagenet`, schedule cosine"
