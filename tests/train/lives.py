@@ -24,9 +24,7 @@ Reads requests from stdin, a JSON document a line, and answers each with one:
     half     whether it left a half-written file
 """
 
-import contextlib
 import gc
-import io
 import json
 import os
 import resource
@@ -34,7 +32,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -45,6 +42,7 @@ import torch
 import torch._dynamo
 
 import codinet.commands.train  # noqa: F401  (this too)
+from codinet import block_costs, create_model
 from codinet.cli import main
 from codinet.data import free_memory
 from codinet.train import loop
@@ -168,24 +166,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def rehearse() -> None:
-    """Train once, so that no life has to load, derive or prepare what all of them need."""
-    sys.path.append(str(Path(__file__).parents[2]))
-    from tests.few_digits import save_few_digits
-    from tests.quick_flags import derive_flags_once
-
-    derive_flags_once()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        source, out = save_few_digits(Path(folder) / "few.npz"), Path(folder) / "run"
-        words = ["--arch", "resnet20", "--epochs", "1", "--finetune", "1", "--batch", "16", "--device", "cpu"]
-        with contextlib.redirect_stderr(io.StringIO()):
-            assert main(["train", str(source), "--out", str(out), *words]) == 0
-    assert threading.active_count() == 1  # a fork copies no other threads
-
-
 if __name__ == "__main__":
-    rehearse()
+    block_costs(create_model("resnet20"), (3, 8, 8))  # has torch load what would take each life a second or two
     gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
     gc.collect()
     gc.freeze()  # or every collection of a life would look at all that is loaded, and so copy it
