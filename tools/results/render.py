@@ -91,9 +91,9 @@ def _rows(table: str, data: str, records: Sequence[Record]) -> list[Row]:
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in sorted(listed, key=lambda record: (sort_key(record), record["seed"], record["name"])):
         groups.setdefault(_group_key(table, record), []).append(record)
-    compared = table != COMPARED  # has a baseline among its own rows, the best fixed path
+    has_own_baseline = table == COMPARED  # the row of the best fixed path
     return [
-        Row(table, runs, TABLES[table].paper(runs[0]), find_baseline(runs, records) if compared else None)
+        Row(table, runs, TABLES[table].paper(runs[0]), None if has_own_baseline else find_baseline(runs, records))
         for runs in groups.values()
     ]
 

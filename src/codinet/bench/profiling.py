@@ -70,7 +70,7 @@ def operation_times(call: Callable[[], object], device: torch.device) -> dict[st
         device: Where it computes.
 
     Returns:
-        Milliseconds by name, the longest first. Kernels of one name are added up.
+        Microseconds by name, the longest first. Kernels of one name are added up.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -78,7 +78,7 @@ def operation_times(call: Callable[[], object], device: torch.device) -> dict[st
         call()
         if cuda:
             torch.cuda.synchronize(device)
-    times = {event.key: _own_time(event, cuda) / 1e3 for event in recorded.key_averages()}
+    times = {event.key: _own_time(event, cuda) for event in recorded.key_averages()}
     return dict(sorted(((name, time) for name, time in times.items() if time > 0), key=lambda item: -item[1]))
 
 
@@ -102,7 +102,6 @@ def is_conv_operator(name: str) -> bool:
 
 
 def _own_time(event: Any, cuda: bool) -> float:
-    """In microseconds."""
     if not cuda:
         return float(event.self_cpu_time_total)
     # Operators also report the time of their kernels, which must not be counted twice.

@@ -194,13 +194,17 @@ def measure_training(
                 "device": setting.device.type,
                 "precision": "bfloat16" if setting.amp else "float32",
                 "conv_share": conv_share(times, setting.device),
-                "longest": [{"name": name, "ms": times[name]} for name in list(times)[:_LONGEST]] if profile else None,
+                "longest": _longest(times) if profile else None,
                 "against_static": _ratio(own, seconds[entry.mode, "static"] if ours else None),
                 "against_eager": _ratio(own, seconds.get(("eager", entry.network))),
                 "speed_against_torchvision": None if plain is None else _ratio(plain, own),
             }
         )
     return rows
+
+
+def _longest(times: dict[str, float]) -> list[dict[str, Any]]:
+    return [{"name": name, "ms": time / 1e3} for name, time in list(times.items())[:_LONGEST]]
 
 
 def _trainer(setting: TrainSetting, mode: str, network: str, steps: int) -> Trainer:
