@@ -128,7 +128,10 @@ class Bench:
 
         return {
             "mix": (3, lambda i: BlockKernels(m[i][0], tiles).mix(m[i][1], c, run)),
-            "mix, back": (4, lambda i: BlockKernels(m[i][0], tiles).mix_gradient(m[i][2], pool, m[i][1], c, run)),
+            "mix, back": (
+                4,
+                lambda i: BlockKernels(m[i][0], tiles).mix_gradient(m[i][2], pool, m[i][1], c, run, m[i][3]),
+            ),
             "pack": (0, lambda i: pack(self.weight, self.weight, tiles.pair, torch.bfloat16)),
             "norm, back": (0, lambda i: BlockKernels(m[i][0], tiles).norm_gradient(sums, self.gamma, c)),
             "PyTorch conv": (2, lambda i: F.conv2d(m[i][0], weight, padding=1)),

@@ -118,10 +118,14 @@ class Bottleneck(Block):
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return x_BCHW if self.downsample is None else self.downsample(x_BCHW)
 
-    def residual(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+    def convolutions(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The output of the last convolution, before its BatchNorm."""
         x_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)))
         x_BCHW = F.relu(self.bn2(self.conv2(x_BCHW)))
-        return self.bn3(self.conv3(x_BCHW))
+        return self.conv3(x_BCHW)
+
+    def residual(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.bn3(self.convolutions(x_BCHW))
 
 
 @dataclass(frozen=True)

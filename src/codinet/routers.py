@@ -134,11 +134,14 @@ class FCRouter(nn.Module):
 
     def forward(self, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         try:
-            z_BC = pool(features_BCHW)
-            return self.out(F.relu(self.hidden(z_BC))), state
+            return self.scores(pool(features_BCHW)), state
         except Exception:  # PyTorch's own error is less clear
             explain_failure(features_BCHW, self.hidden.in_features, self.hidden.weight)
             raise
+
+    def scores(self, z_BC: torch.Tensor) -> torch.Tensor:
+        """The scores of pooled features."""
+        return self.out(F.relu(self.hidden(z_BC)))
 
 
 class CNNRouter(nn.Module):

@@ -57,8 +57,9 @@ def _block(channels: int) -> Any:
 
 
 def compile_block() -> None:
-    """Compiles a routed block of every width, an unrouted one, and the default router, with their gradients."""
+    """Compiles a routed block of every width, an unrouted one, the end of a bottleneck, and the default router."""
     from codinet.kernels.block.fused_block import routed_block
+    from codinet.kernels.block.routed_end import routed_end
     from codinet.kernels.block.router_kernels import fc_scores
 
     for channels in (16, 32, 64):
@@ -67,6 +68,11 @@ def compile_block() -> None:
             x_BCHW = torch.zeros(8, channels, size, size, dtype=torch.bfloat16, requires_grad=True)
             out_BCHW, pooled_BC = routed_block(x_BCHW, run_B, _block(channels))
             (out_BCHW.float().sum() + pooled_BC.sum()).backward()
+        if channels == 64:
+            y_BCHW = torch.zeros(8, 2 * channels, 7, 7, dtype=torch.bfloat16, requires_grad=True)
+            wide = _block(2 * channels)
+            out_BCHW, _ = routed_end(y_BCHW, y_BCHW, torch.ones(8), wide.gamma1, wide.beta1, wide.buffers1)
+            out_BCHW.float().sum().backward()
         z_BC = torch.zeros(8, channels, requires_grad=True)
         fc_scores(
             z_BC, torch.zeros(channels, channels), z_BC[0], torch.zeros(2, channels), torch.zeros(2)

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 BLOCK = {"_pack", "conv3x3", "conv3x3_weight", "add_weights", "norm_forward", "norm_backward", "mix_forward"}
-BLOCK |= {"mix_backward", "_forward", "_backward"}
+BLOCK |= {"mix_backward", "_forward", "_backward", "batch_sums", "mix_inputs"}
 
 
 @pytest.mark.timeout(175)

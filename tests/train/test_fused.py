@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from codinet.backbones import ARCHITECTURES, Architecture, Bottleneck
 from codinet.create import create_model
 from codinet.kernels.block import fused_block
 from codinet.model import routed_step
@@ -14,7 +15,7 @@ from codinet.train import fused
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_it_takes_narrow_blocks_that_keep_their_shape_in_half_precision() -> None:
+def test_it_takes_bottlenecks_and_narrow_blocks_that_keep_their_shape_in_half_precision() -> None:
     model = create_model("resnet20")
     x = torch.zeros(2, 16, 32, 32, dtype=torch.bfloat16)
     first, grows = model.blocks[0], model.blocks[3]
@@ -22,21 +23,40 @@ def test_it_takes_narrow_blocks_that_keep_their_shape_in_half_precision() -> Non
     assert not fused.supports(grows, x)
     assert not fused.supports(first, x.float())
     assert not fused.supports(first.eval(), x)
-    assert not fused.supports(create_model("resnet50").blocks[1], torch.zeros(2, 256, 8, 8, dtype=torch.bfloat16))
+    bottleneck, x = Bottleneck(64, 64, 2, "3x3"), torch.zeros(2, 64, 9, 9, dtype=torch.bfloat16)
+    assert fused.supports(bottleneck, x)
+    assert not fused.supports(bottleneck, x.float())
+    assert not fused.supports(bottleneck.eval(), x)
+    assert not fused.supports(Bottleneck(64, 10, 1, "3x3"), x)  # 40 channels
+    bottleneck.train().bn3 = torch.nn.SyncBatchNorm(256)
+    assert not fused.supports(bottleneck, x)
 
 
-@pytest.mark.parametrize(("router", "routed"), [("fc", True), ("cnn", True), ("fc", False)])
-def test_a_network_through_fused_blocks_gives_the_same_output_and_gradients(monkeypatch, router, routed) -> None:
+@pytest.mark.parametrize(
+    ("arch", "router", "routed", "rest"),
+    [
+        ("resnet14", "fc", True, 3),  # the two that grow, and the last group, whose maps are too small
+        ("resnet14", "cnn", True, 3),
+        ("resnet14", "fc", False, 3),
+        ("bottlenecks", "fc", True, 0),
+        ("bottlenecks", "rnn", True, 0),
+        ("bottlenecks", "fc", False, 0),
+    ],
+)
+def test_a_network_through_fused_blocks_gives_the_same_output_and_gradients(
+    monkeypatch, arch, router, routed, rest
+) -> None:
     """In float32, which training leaves to the framework: here it is what can be compared closely."""
+    monkeypatch.setitem(ARCHITECTURES, "bottlenecks", Architecture(Bottleneck, (2, 2), (16, 32), 64, 1))
     if DEVICE.type == "cpu":  # the interpreter takes as long for a small program as for a large one
         monkeypatch.setattr(fused_block, "ADDED", 256)
     torch.manual_seed(0)
     usual = fused.supports
     monkeypatch.setattr(fused, "supports", lambda block, x: usual(block, x.bfloat16()))
-    plain = create_model("resnet14", router=router, routed=routed).to(DEVICE).train()
-    twin = create_model("resnet14", router=router, routed=routed).to(DEVICE).train()
+    plain = create_model(arch, router=router, routed=routed).to(DEVICE).train()
+    twin = create_model(arch, router=router, routed=routed).to(DEVICE).train()
     twin.load_state_dict(plain.state_dict())
-    images = torch.randn(2, 3, 16, 16, device=DEVICE)
+    images = torch.randn(2, 3, *((16, 16) if arch == "resnet14" else (36, 28)), device=DEVICE)
     taken = []
 
     def counted(*args):
@@ -45,7 +65,7 @@ def test_a_network_through_fused_blocks_gives_the_same_output_and_gradients(monk
 
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # else the plain one rounds to TF32 on a GPU
         outputs = [plain(images, decide=hard), twin(images, decide=hard, step=fused.FusedStep(counted))]
-        assert len(taken) == 3  # the two that grow, and the last group, whose maps are too small
+        assert len(taken) == rest
         for output in outputs:
             (output.logits_BK.sum() + output.scores_BN2.pow(2).sum()).backward()
     for expected, got in zip(*outputs, strict=True):

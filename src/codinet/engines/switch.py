@@ -296,7 +296,7 @@ class _FCScores:
 
 def _fc_parts(router: FCRouter, pooled_BC: torch.Tensor, batch: int) -> torch.Tensor:
     if not kernels.available(pooled_BC.device):
-        return router.out(router.hidden(pooled_BC[:batch]).relu()).float()[None]
+        return router.scores(pooled_BC[:batch]).float()[None]
     from codinet.kernels.rows.router_rows import score_parts  # needs Triton
 
     hidden, out = router.hidden, router.out

@@ -1,13 +1,18 @@
-"""`model.routed_step` with fused kernels for the blocks that they support. Importing this module needs Triton."""
+"""`model.routed_step` with fused kernels for the blocks that they support. Importing this module needs Triton.
+
+Basic blocks that keep their shape are computed by kernels as a whole. Of a bottleneck, torch computes the convolutions
+and the kernels the end, where routing would otherwise need passes of its own over the largest features.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from codinet.backbones import BasicBlock, Block
+from codinet.backbones import BasicBlock, Block, Bottleneck
 from codinet.kernels.block import tile_sizes
-from codinet.kernels.block.fused_block import BlockTensors, NormBuffers, routed_block
+from codinet.kernels.block.fused_block import BlockTensors, routed_block
+from codinet.kernels.block.routed_end import NormBuffers, routed_end, supports_end
 from codinet.kernels.block.router_kernels import fc_scores
 from codinet.model import RoutedStep
 from codinet.relaxation import Decide
@@ -22,12 +27,13 @@ class FusedStep:
 
     Args:
         rest: Runs the blocks that the kernels do not support.
-        compile: Compiles the part that torch computes.
+        compile: Compiles the parts that torch computes.
     """
 
     def __init__(self, rest: RoutedStep, *, compile: Callable[..., Any] = lambda function: function) -> None:
         self.rest = rest
-        self.decide = compile(_decide)
+        self.decide, self.scores = compile(_decide), compile(_scores)
+        self.convolutions, self.shortcut = compile(_convolutions), compile(_shortcut)
         self.last: tuple[torch.Tensor, torch.Tensor] | None = None  # a block's output, and its mean over pixels
 
     def __call__(
@@ -41,23 +47,32 @@ class FusedStep:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
         if not supports(block, x_BCHW) or getattr(router, "per_position", False):
             return self.rest(block, router, x_BCHW, state, decide, forced_B)
-        assert isinstance(block, BasicBlock)
         if router is None:
             scores_B2 = torch.zeros(len(x_BCHW), 2, device=x_BCHW.device)
             decision_B = torch.ones_like(scores_B2[:, 0])
-        elif isinstance(router, FCRouter):
-            hidden, out = router.hidden, router.out
-            scores_B2 = fc_scores(self._pooled(x_BCHW), hidden.weight, hidden.bias, out.weight, out.bias)
-            decision_B = self.decide(decide, scores_B2)
         else:
-            scores_B2, state = router(x_BCHW, state)
-            scores_B2 = scores_B2.float()
+            scores_B2, state = self._route(router, x_BCHW, state)
             decision_B = self.decide(decide, scores_B2)
         decision_B = decision_B if forced_B is None else forced_B
-        static = router is None and forced_B is None
-        y_BCHW, pooled_BC = routed_block(x_BCHW, None if static else decision_B, _tensors(block))
+        run_B = None if router is None and forced_B is None else decision_B
+        if isinstance(block, Bottleneck):
+            shortcut_BCHW = x_BCHW if block.downsample is None else self.shortcut(block, x_BCHW)
+            features_BCHW, norm = self.convolutions(block, x_BCHW), block.bn3
+            y_BCHW, pooled_BC = routed_end(features_BCHW, shortcut_BCHW, run_B, norm.weight, norm.bias, _buffers(norm))
+        else:
+            assert isinstance(block, BasicBlock)
+            y_BCHW, pooled_BC = routed_block(x_BCHW, run_B, _tensors(block))
         self.last = y_BCHW, pooled_BC
         return y_BCHW, scores_B2, decision_B, state
+
+    def _route(self, router: Router, x_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        if not isinstance(router, FCRouter):
+            scores_B2, state = router(x_BCHW, state)
+            return scores_B2.float(), state
+        pooled_BC, hidden, out = self._pooled(x_BCHW), router.hidden, router.out
+        if hidden.in_features in tile_sizes.WIDTHS:
+            return fc_scores(pooled_BC, hidden.weight, hidden.bias, out.weight, out.bias), state
+        return self.scores(router, pooled_BC), state
 
     def _pooled(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if self.last is not None and self.last[0] is x_BCHW:
@@ -66,15 +81,31 @@ class FusedStep:
 
 
 def supports(block: Block, x_BCHW: torch.Tensor) -> bool:
-    """Return whether the kernels support a block: one that keeps its shape, in training, in half precision."""
-    if type(block) is not BasicBlock or block.stride != 1 or block.grown != 0 or not block.training:
+    """Return whether the kernels support a block, in whole or its end: in training, in half precision."""
+    if type(block) is Bottleneck:
+        norms, fits = [block.bn3], supports_end(len(x_BCHW), block.bn3.num_features, *x_BCHW.shape[2:])
+    elif type(block) is BasicBlock and block.stride == 1 and block.grown == 0:
+        norms, fits = [block.bn1, block.bn2], tile_sizes.fits(*x_BCHW.shape[1:])
+    else:
         return False
-    plain = all(type(norm) is torch.nn.BatchNorm2d for norm in (block.bn1, block.bn2))
-    return plain and x_BCHW.dtype != torch.float32 and tile_sizes.fits(*x_BCHW.shape[1:])
+    plain = all(type(norm) is torch.nn.BatchNorm2d for norm in norms)
+    return block.training and plain and x_BCHW.dtype != torch.float32 and fits
 
 
 def _decide(decide: Decide, scores_B2: torch.Tensor) -> torch.Tensor:
     return decide(scores_B2)
+
+
+def _scores(router: FCRouter, pooled_BC: torch.Tensor) -> torch.Tensor:
+    return router.scores(pooled_BC).float()
+
+
+def _convolutions(block: Bottleneck, x_BCHW: torch.Tensor) -> torch.Tensor:
+    return block.convolutions(x_BCHW)
+
+
+def _shortcut(block: Bottleneck, x_BCHW: torch.Tensor) -> torch.Tensor:
+    return block.shortcut(x_BCHW)
 
 
 def _tensors(block: BasicBlock) -> BlockTensors:

@@ -13,23 +13,13 @@ from torch.nn import functional as F
 
 from codinet.kernels.block import conv_kernels
 from codinet.kernels.block.conv_kernels import add_weights, conv3x3, conv3x3_weight, pack
-from codinet.kernels.block.norm_kernels import CHANNELS, mix_backward, mix_forward, norm_backward, norm_forward
+from codinet.kernels.block.routed_end import EndKernels, NormBuffers
 from codinet.kernels.block.tile_sizes import Tiles, choose
 from codinet.kernels.launching import launch
 
 ADDED = 32  # weights whose gradients a program of `add_weights` sums
 PLAIN, ACTIVATED, GRADIENT = conv_kernels.PLAIN.value, conv_kernels.ACTIVATED.value, conv_kernels.GRADIENT.value
 FEATURES, MASKED, RESIDUAL = conv_kernels.FEATURES.value, conv_kernels.MASKED.value, conv_kernels.RESIDUAL.value
-
-
-class NormBuffers(NamedTuple):
-    """The buffers of a BatchNorm, which the forward pass updates, and its settings."""
-
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
-    batches: torch.Tensor
-    momentum: float
-    eps: float
 
 
 class BlockTensors(NamedTuple):
@@ -84,21 +74,13 @@ def plain_routed_block(
     return out_BCHW, out_BCHW.float().mean(dim=(2, 3))
 
 
-class BlockKernels:
+class BlockKernels(EndKernels):
     """Launches the kernels of a block for features of one shape."""
 
     def __init__(self, x_BCHW: torch.Tensor, tiles: Tiles) -> None:
-        self.x, self.tiles = x_BCHW, tiles
-        self.number, self.channels, self.height, self.width = x_BCHW.shape
-        assert x_BCHW.numel() < 2**31
-        self.count = self.number * self.height * self.width
+        super().__init__(x_BCHW)
+        self.tiles = tiles
         self.shape = {"H": self.height, "W": self.width, "C": self.channels}
-
-    def _new(self, *size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.float32, device=self.x.device)
-
-    def _like(self) -> torch.Tensor:
-        return torch.empty_like(self.x, memory_format=torch.channels_last)
 
     def conv(
         self,
@@ -119,7 +101,7 @@ class BlockKernels:
         """Returns what `conv3x3` writes, and its sums in parts."""
         tiles = self.tiles
         number = triton.cdiv(self.number, tiles.images) * (self.height // tiles.rows)
-        out, sums = self._like(), self._new(number, 2, tiles.pair * self.channels)
+        out, sums = self.like(), self._new(number, 2, tiles.pair * self.channels)
         launch(
             conv3x3,
             (number,),
@@ -177,81 +159,6 @@ class BlockKernels:
         )
         return out
 
-    def norm(self, sums: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, buffers: NormBuffers) -> torch.Tensor:
-        """Returns scale, shift, mean and 1/σ (4×C), and updates the running statistics."""
-        out = self._new(4, self.channels)
-        launch(
-            norm_forward,
-            (self.channels // CHANNELS,),
-            *(sums, gamma, beta, buffers.running_mean, buffers.running_var, buffers.batches, out),
-            *(self.count, buffers.momentum, buffers.eps),
-            PARTS=len(sums),
-            C=self.channels,
-            PAIR=sums.shape[2] // self.channels,
-            num_warps=8,
-        )
-        return out
-
-    def norm_gradient(
-        self, sums: torch.Tensor, gamma: torch.Tensor, forward: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the coefficients of a BatchNorm's backward pass, and the gradients of its γ and β."""
-        out, dgamma, dbeta = self._new(3, self.channels), self._new(self.channels), self._new(self.channels)
-        launch(
-            norm_backward,
-            (self.channels // CHANNELS,),
-            *(sums, gamma, forward, out, dgamma, dbeta, self.count),
-            PARTS=len(sums),
-            C=self.channels,
-            PAIR=sums.shape[2] // self.channels,
-            num_warps=8,
-        )
-        return out, dgamma, dbeta
-
-    def mix(
-        self, y: torch.Tensor, coefficients: torch.Tensor, run: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the block's output and its mean over pixels."""
-        out, pool = self._like(), self._new(self.number, self.channels)
-        launch(
-            mix_forward,
-            (self.number,),
-            *(y, self.x, coefficients, run, out, pool),
-            PIXELS=self.height * self.width,
-            C=self.channels,
-            BLOCK=self._pixels(),
-            ROUTED=run is not None,
-            num_warps=4,
-        )
-        return out, pool
-
-    def mix_gradient(
-        self,
-        dout: torch.Tensor,
-        dpool: torch.Tensor | None,
-        y: torch.Tensor,
-        coefficients: torch.Tensor,
-        run: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Returns the gradient of the second BatchNorm's output, its sums in parts, and that of the decisions."""
-        dz, sums = self._like(), self._new(self.number, 2, self.channels)
-        drun = None if run is None else self._new(self.number)
-        launch(
-            mix_backward,
-            (self.number,),
-            *(dout, dpool, y, self.x, coefficients, run, dz, sums, drun),
-            PIXELS=self.height * self.width,
-            C=self.channels,
-            BLOCK=self._pixels(),
-            ROUTED=run is not None,
-            POOLED=dpool is not None,
-            num_warps=4,
-        )
-        return dz, sums, drun
-
-    def _pixels(self) -> int:
-        return min(self.height * self.width, 2048 // self.channels)
-
 
 class _RoutedBlock(torch.autograd.Function):
     @staticmethod
@@ -289,7 +196,8 @@ class _RoutedBlock(torch.autograd.Function):
         kernels = BlockKernels(x, ctx.tiles)
         dout = torch.zeros_like(x) if dout is None else dout.contiguous(memory_format=torch.channels_last)
         dpool = None if dpool is None else dpool.contiguous()
-        dz2, sums, drun = kernels.mix_gradient(dout, dpool, y2, norm2, run)
+        dz2 = kernels.like()
+        sums, drun = kernels.mix_gradient(dout, dpool, y2, norm2, run, dz2)
         back2, dgamma2, dbeta2 = kernels.norm_gradient(sums, gamma2, norm2)
         dweight2 = kernels.weight_gradient(y1, norm1, dz2, y2, back2, weight2)
         dz1, sums = kernels.conv(

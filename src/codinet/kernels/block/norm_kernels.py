@@ -1,10 +1,12 @@
 """BatchNorm coefficients from batch sums, and the end of a routed block.
 
-BatchNorm is y·scale + shift per channel, and its gradient is a·dz + b·y + c. The convolution kernels leave sums over
-the batch in parts; `norm_forward` and `norm_backward` add them in a fixed order and compute these coefficients.
+BatchNorm is y·scale + shift per channel, and its gradient is a·dz + b·y + c. `batch_sums` and the convolution kernels
+leave sums over the batch in parts; `norm_forward` and `norm_backward` add them in a fixed order and compute these
+coefficients.
 
-`mix_forward` computes v·relu(BN(y) + x) + (1 − v)·x and the mean over pixels that the next router reads. A program
-processes one image, so its mean and the gradient of its decision need no second pass.
+`mix_forward` computes v·relu(BN(y) + x) + (1 − v)·x, where x is the shortcut, and the mean over pixels that the next
+router reads. A program processes WIDTH channels of one image, so their means need no second pass, and the gradient of
+a decision is a sum over few parts.
 """
 
 import triton
@@ -85,6 +87,44 @@ def norm_backward(
 
 
 @triton.jit
+def batch_sums(
+    y_ptr,
+    sums_ptr,  # [parts, 2, C]: y, y²
+    rows,  # pixels of all images
+    ROWS: tl.constexpr,  # of a part
+    C: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    part = tl.program_id(0)
+    o = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    sum1 = tl.zeros([BLOCK, WIDTH], tl.float32)
+    sum2 = tl.zeros([BLOCK, WIDTH], tl.float32)
+    for start in range(0, ROWS, BLOCK):
+        row = part * ROWS + start + tl.arange(0, BLOCK)[:, None]
+        y = tl.load(y_ptr + row * C + o[None, :], mask=row < rows, other=0.0).to(tl.float32)
+        sum1 += y
+        sum2 += y * y
+    place = sums_ptr + part * (2 * C) + o
+    tl.store(place, tl.sum(sum1, axis=0))
+    tl.store(place + C, tl.sum(sum2, axis=0))
+
+
+@triton.jit
+def _load(ptr, index, valid, EXACT: tl.constexpr):
+    value = tl.load(ptr + index) if EXACT else tl.load(ptr + index, mask=valid, other=0.0)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _store(ptr, index, value, valid, EXACT: tl.constexpr):
+    if EXACT:
+        tl.store(ptr + index, value)
+    else:
+        tl.store(ptr + index, value, mask=valid)
+
+
+@triton.jit
 def mix_forward(
     y_ptr,
     x_ptr,
@@ -94,25 +134,32 @@ def mix_forward(
     pool_ptr,
     PIXELS: tl.constexpr,
     C: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROUTED: tl.constexpr,
 ):
     image = tl.program_id(0)
-    o = tl.arange(0, C)[None, :]
+    EXACT: tl.constexpr = PIXELS % BLOCK == 0
+    channels = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    o = channels[None, :]
     scale, shift = tl.load(coefficients_ptr + o), tl.load(coefficients_ptr + C + o)
     if ROUTED:
         run = tl.load(run_ptr + image)
-    total = tl.zeros([BLOCK, C], tl.float32)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
     for start in range(0, PIXELS, BLOCK):
-        index = (image * PIXELS + start + tl.arange(0, BLOCK)[:, None]) * C + o
-        x = tl.load(x_ptr + index).to(tl.float32)
-        out = tl.maximum(tl.load(y_ptr + index).to(tl.float32) * scale + shift + x, 0.0)
+        pixel = start + tl.arange(0, BLOCK)[:, None]
+        index, valid = (image * PIXELS + pixel) * C + o, pixel < PIXELS
+        x = _load(x_ptr, index, valid, EXACT)
+        out = tl.maximum(_load(y_ptr, index, valid, EXACT) * scale + shift + x, 0.0)
         if ROUTED:
             out = run * out + (1 - run) * x  # exact for run = 0 and run = 1
         out = out.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + index, out)
-        total += out.to(tl.float32)
-    tl.store(pool_ptr + image * C + tl.arange(0, C), tl.sum(total, axis=0) / PIXELS)
+        _store(out_ptr, index, out, valid, EXACT)
+        out = out.to(tl.float32)
+        if not EXACT:
+            out = tl.where(valid, out, 0.0)
+        total += out
+    tl.store(pool_ptr + image * C + channels, tl.sum(total, axis=0) / PIXELS)
 
 
 @triton.jit
@@ -123,43 +170,98 @@ def mix_backward(
     x_ptr,
     coefficients_ptr,
     run_ptr,
-    dz_ptr,
+    dz_ptr,  # None: not stored
     sums_ptr,  # [images, 2, C]: dz, dz·y
-    drun_ptr,
+    drun_ptr,  # [images, C / WIDTH]
     PIXELS: tl.constexpr,
     C: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROUTED: tl.constexpr,
     POOLED: tl.constexpr,
+    STORED: tl.constexpr,
 ):
     image = tl.program_id(0)
-    o = tl.arange(0, C)[None, :]
+    EXACT: tl.constexpr = PIXELS % BLOCK == 0
+    channels = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    o = channels[None, :]
     scale, shift = tl.load(coefficients_ptr + o), tl.load(coefficients_ptr + C + o)
     if POOLED:
         dpool = tl.load(dpool_ptr + image * C + o) / PIXELS
     if ROUTED:
         run = tl.load(run_ptr + image)
-    sum1 = tl.zeros([BLOCK, C], tl.float32)
-    sum2 = tl.zeros([BLOCK, C], tl.float32)
-    drun = tl.zeros([BLOCK, C], tl.float32)
+    sum1 = tl.zeros([BLOCK, WIDTH], tl.float32)
+    sum2 = tl.zeros([BLOCK, WIDTH], tl.float32)
+    drun = tl.zeros([BLOCK, WIDTH], tl.float32)
     for start in range(0, PIXELS, BLOCK):
-        index = (image * PIXELS + start + tl.arange(0, BLOCK)[:, None]) * C + o
-        x = tl.load(x_ptr + index).to(tl.float32)
-        y = tl.load(y_ptr + index).to(tl.float32)
-        dout = tl.load(dout_ptr + index).to(tl.float32)
+        pixel = start + tl.arange(0, BLOCK)[:, None]
+        index, valid = (image * PIXELS + pixel) * C + o, pixel < PIXELS
+        x = _load(x_ptr, index, valid, EXACT)
+        y = _load(y_ptr, index, valid, EXACT)
+        dout = _load(dout_ptr, index, valid, EXACT)
         if POOLED:
             dout += dpool
+        if not EXACT:
+            dout = tl.where(valid, dout, 0.0)
         z = y * scale + shift + x
         if ROUTED:
             drun += dout * (tl.maximum(z, 0.0) - x)
             dout = run * dout
-        dz = tl.where(z > 0, dout, 0.0).to(dz_ptr.dtype.element_ty)
-        tl.store(dz_ptr + index, dz)
-        dz = dz.to(tl.float32)
+        dz = tl.where(z > 0, dout, 0.0)
+        if STORED:
+            dz = dz.to(dz_ptr.dtype.element_ty)
+            _store(dz_ptr, index, dz, valid, EXACT)
+            dz = dz.to(tl.float32)
         sum1 += dz
         sum2 += dz * y
-    place = sums_ptr + image * (2 * C) + tl.arange(0, C)
+    place = sums_ptr + image * (2 * C) + channels
     tl.store(place, tl.sum(sum1, axis=0))
     tl.store(place + C, tl.sum(sum2, axis=0))
     if ROUTED:
-        tl.store(drun_ptr + image, tl.sum(drun))
+        tl.store(drun_ptr + image * (C // WIDTH) + tl.program_id(1), tl.sum(drun))
+
+
+@triton.jit
+def mix_inputs(
+    dout_ptr,
+    dpool_ptr,
+    y_ptr,
+    x_ptr,
+    coefficients_ptr,
+    gradient_ptr,  # a, b, c of `norm_backward`
+    run_ptr,
+    dy_ptr,
+    dx_ptr,
+    PIXELS: tl.constexpr,
+    C: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROUTED: tl.constexpr,
+    POOLED: tl.constexpr,
+):
+    image = tl.program_id(0)
+    EXACT: tl.constexpr = PIXELS % BLOCK == 0
+    o = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    scale, shift = tl.load(coefficients_ptr + o), tl.load(coefficients_ptr + C + o)
+    a, b, c = tl.load(gradient_ptr + o), tl.load(gradient_ptr + C + o), tl.load(gradient_ptr + 2 * C + o)
+    if POOLED:
+        dpool = tl.load(dpool_ptr + image * C + o) / PIXELS
+    if ROUTED:
+        run = tl.load(run_ptr + image)
+    for start in range(0, PIXELS, BLOCK):
+        pixel = start + tl.arange(0, BLOCK)[:, None]
+        index, valid = (image * PIXELS + pixel) * C + o, pixel < PIXELS
+        x = _load(x_ptr, index, valid, EXACT)
+        y = _load(y_ptr, index, valid, EXACT)
+        dout = _load(dout_ptr, index, valid, EXACT)
+        if POOLED:
+            dout += dpool
+        passed = y * scale + shift + x > 0
+        if ROUTED:
+            dz = tl.where(passed, run * dout, 0.0)
+            dx = dz + (1 - run) * dout
+        else:
+            dz = tl.where(passed, dout, 0.0)
+            dx = dz
+        _store(dy_ptr, index, (a * dz + b * y + c).to(dy_ptr.dtype.element_ty), valid, EXACT)
+        _store(dx_ptr, index, dx.to(dx_ptr.dtype.element_ty), valid, EXACT)

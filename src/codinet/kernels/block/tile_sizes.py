@@ -9,6 +9,8 @@ tensor cores.
 
 from dataclasses import dataclass
 
+WIDTHS = (16, 32, 64)  # channels that the kernels support
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -39,4 +41,4 @@ def _images(lines: int, pair: int, width: int) -> int:
 
 def fits(channels: int, height: int, width: int) -> bool:
     """Returns whether the kernels support feature maps of this shape."""
-    return channels in (16, 32, 64) and height in (8, 16, 32, 64) and width in (8, 16, 32, 64)
+    return channels in WIDTHS and height in (8, 16, 32, 64) and width in (8, 16, 32, 64)
