@@ -46,7 +46,8 @@ class StubDriver:
 
 
 def _block(channels: int) -> Any:
-    from codinet.kernels.block.fused_block import BlockTensors, NormBuffers
+    from codinet.kernels.block.fused_block import BlockTensors
+    from codinet.kernels.block.routed_end import NormBuffers
 
     def vector() -> torch.Tensor:
         return torch.zeros(channels, requires_grad=True)

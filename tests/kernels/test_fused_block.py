@@ -8,7 +8,8 @@ import torch
 pytest.importorskip("triton")
 
 from codinet.kernels.block import fused_block
-from codinet.kernels.block.fused_block import BlockTensors, NormBuffers, plain_routed_block, routed_block
+from codinet.kernels.block.fused_block import BlockTensors, plain_routed_block, routed_block
+from codinet.kernels.block.routed_end import NormBuffers
 from codinet.kernels.block.tile_sizes import Tiles, choose, fits
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

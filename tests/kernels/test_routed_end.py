@@ -47,7 +47,7 @@ def _errors(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
 @pytest.mark.parametrize(
     ("shape", "routed", "pooled"),
     [
-        ((3, 128, 7, 7), True, True),  # two parts of the channels, pixels that do not fill the tiles
+        ((3, 256, 5, 5), True, True),  # two parts of the channels, pixels that do not fill the tiles
         ((2, 64, 8, 4), True, True),
         ((2, 64, 5, 3), False, True),
         ((2, 16, 3, 3), True, False),

@@ -45,7 +45,8 @@ class FusedStep:
         decide: Decide,
         forced_B: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
-        if not supports(block, x_BCHW) or getattr(router, "per_position", False):
+        static = router is None and forced_B is None
+        if not supports(block, x_BCHW, static=static) or getattr(router, "per_position", False):
             return self.rest(block, router, x_BCHW, state, decide, forced_B)
         if router is None:
             scores_B2 = torch.zeros(len(x_BCHW), 2, device=x_BCHW.device)
@@ -54,7 +55,7 @@ class FusedStep:
             scores_B2, state = self._route(router, x_BCHW, state)
             decision_B = self.decide(decide, scores_B2)
         decision_B = decision_B if forced_B is None else forced_B
-        run_B = None if router is None and forced_B is None else decision_B
+        run_B = None if static else decision_B
         if isinstance(block, Bottleneck):
             shortcut_BCHW = x_BCHW if block.downsample is None else self.shortcut(block, x_BCHW)
             features_BCHW, norm = self.convolutions(block, x_BCHW), block.bn3
@@ -80,9 +81,12 @@ class FusedStep:
         return x_BCHW.mean(dim=(2, 3), dtype=torch.float32)
 
 
-def supports(block: Block, x_BCHW: torch.Tensor) -> bool:
-    """Return whether the kernels support a block, in whole or its end: in training, in half precision."""
-    if type(block) is Bottleneck:
+def supports(block: Block, x_BCHW: torch.Tensor, *, static: bool) -> bool:
+    """Return whether the kernels support a block, in whole or its end, and are faster: in training, in half precision.
+
+    A static bottleneck is a little faster in torch alone.
+    """
+    if type(block) is Bottleneck and not static:
         norms, fits = [block.bn3], supports_end(len(x_BCHW), block.bn3.num_features, *x_BCHW.shape[2:])
     elif type(block) is BasicBlock and block.stride == 1 and block.grown == 0:
         norms, fits = [block.bn1, block.bn2], tile_sizes.fits(*x_BCHW.shape[1:])

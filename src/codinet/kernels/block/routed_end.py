@@ -23,7 +23,6 @@ from codinet.kernels.block.norm_kernels import (
 )
 from codinet.kernels.launching import launch
 
-_WIDTH = 64  # channels per program
 _TILE = 2048  # values that a program holds of each tensor
 _PROGRAMS = 2048  # of `batch_sums`, roughly: several for each multiprocessor
 
@@ -82,7 +81,11 @@ def plain_routed_end(
 
 def supports_end(number: int, channels: int, height: int, width: int) -> bool:
     """Returns whether the kernels support features of this shape."""
-    return (channels in (16, 32) or channels % _WIDTH == 0) and number * channels * height * width < 2**31
+    return (channels in (16, 32) or channels % 64 == 0) and number * channels * height * width < 2**31
+
+
+def _channels_per_program(channels: int) -> int:
+    return 128 if channels % 128 == 0 else min(channels, 64)
 
 
 class EndKernels:
@@ -97,7 +100,7 @@ class EndKernels:
         self.number, self.channels, self.height, self.width = x_BCHW.shape
         assert supports_end(*x_BCHW.shape)
         self.count = self.number * self.height * self.width
-        pixels, width = self.height * self.width, min(self.channels, _WIDTH)
+        pixels, width = self.height * self.width, _channels_per_program(self.channels)
         self.grid = self.number, self.channels // width
         self.sizes = {
             "PIXELS": pixels,
