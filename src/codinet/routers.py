@@ -26,6 +26,7 @@ which the block is skipped keep their features. `of_image` has the scores of the
 """
 
 OPEN = 1.0  # initial bias of the run score, so that an untrained network runs its blocks
+SEARCH_STEPS = 14
 WIDEST = 16_384  # most channels of a router's input; its weights then take a gigabyte
 
 
@@ -34,9 +35,11 @@ class Routers(nn.Module):
 
     Attributes:
         always: Blocks that run for every image at every threshold.
+        search_steps: Thresholds that a search for a budget tries. More find smaller differences between images.
     """
 
     always: tuple[int, ...] = ()
+    search_steps: int = SEARCH_STEPS
 
     def start(self, images_BCHW: torch.Tensor) -> State:
         """Returns the state for the first router of a forward pass."""
@@ -268,6 +271,8 @@ EPSILON = 0.01  # what may be left of an image's halting mass when it halts
 SCALE = 8.0  # margin per unit of halting mass
 HELD = 40.0  # added to the margin of a block that always runs
 RARELY = -3.0  # initial bias of halting scores, so that an untrained network runs its blocks
+GAIN = 1 / 3  # factor of the convolution in a gentle halting unit: a 3×3 window then counts as much as pooled features
+BEND = 3.0  # beyond this, the logits of a gentle unit grow with their logarithm only
 
 
 class HaltingRouter(nn.Module):
@@ -282,6 +287,7 @@ class HaltingRouter(nn.Module):
     """
 
     per_position: ClassVar[bool] = False  # whether halting scores are B×H×W
+    search_steps: ClassVar[int] = SEARCH_STEPS  # as of `Routers`
     raised: torch.Tensor
 
     def __init__(self, width: int) -> None:
@@ -342,7 +348,7 @@ class HaltingRouters(Routers):
     def __init__(self, kind: type[HaltingRouter], widths: Sequence[int], groups: Sequence[int]) -> None:
         super().__init__()
         require_widths(widths)
-        self.widths = tuple(widths)
+        self.widths, self.search_steps = tuple(widths), kind.search_steps
         starts = {sum(groups[:group]) for group in range(len(groups))}
         # A block that changes the width begins another part, whatever the groups are.
         starts.update(k for k, (width, after) in enumerate(pairwise(widths)) if width != after)

@@ -21,6 +21,7 @@ from codinet.errors import UserError
 from codinet.evaluate import exact_inference
 from codinet.model import RoutedNetwork, in_evaluation, require_network
 from codinet.relaxation import hard, require_threshold, run_probability
+from codinet.routers import SEARCH_STEPS
 
 MISSED = 0.02  # gap between cost share and budget that is reported
 CLOSE = 5e-4  # gap to the budget at which the search for a threshold ends
@@ -43,7 +44,14 @@ def threshold_for(model: RoutedNetwork, images_BCHW: torch.Tensor, budget: float
     require_images(images_BCHW)
     channels, height, width = images_BCHW.shape[1:]
     table = block_costs(model, (channels, height, width))
-    return find_threshold(partial(mean_cost, model, table, images_BCHW, batch=batch), budget)
+    cost_at = partial(mean_cost, model, table, images_BCHW, batch=batch)
+    return find_threshold(cost_at, budget, steps=search_steps(model))
+
+
+def search_steps(model: RoutedNetwork) -> int:
+    """Return the number of thresholds that a search tries for a routed network."""
+    assert model.routers is not None
+    return model.routers.search_steps
 
 
 def mean_cost(
@@ -106,7 +114,7 @@ def require_reach(table: CostTable, budget: float, who: str, always: Sequence[in
         raise UserError(f"The budget must be at least {least:.4f}, the cost of {who} with {skipped}, got {budget:g}.")
 
 
-def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: int = 14) -> float:
+def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: int = SEARCH_STEPS) -> float:
     """Return the run threshold whose cost is nearest to the budget. A higher threshold runs fewer blocks.
 
     Args:

@@ -7,16 +7,20 @@ from torch import nn
 from codinet.adopt import import_vision
 from codinet.backbones import Block
 from codinet.bench.run_rate import settle
+from codinet.config import ScheduleConfig
+from codinet.cost import block_costs
 from codinet.create import create_model
 from codinet.engines.branch import BranchEngine
 from codinet.engines.gather import GatherEngine
 from codinet.errors import UserError
 from codinet.methods.act import mass_left, ponder_cost
+from codinet.methods.method import StageStart, main_stage
 from codinet.methods.router_kinds import build_routers
-from codinet.methods.sact import SpatialRouter
+from codinet.methods.sact import METHOD, SpatialRouter
 from codinet.model import RoutedNetwork, routed_step
 from codinet.relaxation import hard
 from codinet.routers import EPSILON, SCALE, HaltingRouter, HaltingRouters, of_image
+from codinet.thresholds import mean_cost, threshold_for
 
 
 def reads_a_channel(k: int, width: int) -> SpatialRouter:
@@ -166,6 +170,57 @@ def test_engines_agree_where_images_halt_in_part() -> None:
     assert any(0.1 < part < 0.9 for part in parts)
     for hook in hooks:
         hook.remove()
+
+
+def saturated(budget: float | None) -> RoutedNetwork:
+    """A network whose halting scores are 0 or 1 in float32, as training with large steps makes them."""
+    model = network("spatial", 0)
+    assert isinstance(model.routers, HaltingRouters)
+    with torch.no_grad():
+        for k, router in enumerate(model.routers.each):
+            if isinstance(router, SpatialRouter):
+                sign = 1 if k in (4, 7, 8) else -1
+                router.halt.weight.abs_().mul_(sign * 100 / router.halt.in_features)
+    start = StageStart(model.routers, torch.full((9,), 0.1), 0.1, budget, lambda: 0.0)
+    METHOD.begin_stage(
+        main_stage("joint", ScheduleConfig(), decide=mass_left, train_routers=True, path_losses=True)[0], start
+    )
+    return model
+
+
+@torch.no_grad()
+def test_a_budget_is_met_where_halting_scores_are_saturated() -> None:
+    """Without gentle units all images have the same margins, and the cost jumps over the budgets."""
+    images, budgets = torch.randn(100, 1, 8, 8, generator=torch.Generator().manual_seed(2)), (0.4, 0.65)
+    for budget in budgets:
+        for given, is_met in ((budget, True), (None, False)):
+            model = saturated(given)
+            threshold = threshold_for(model, images, budget)
+            cost = mean_cost(model, block_costs(model, (1, 8, 8)), images, threshold, batch=100)
+            assert (abs(cost - budget) < 0.01) == is_met
+
+
+def test_saturated_halting_scores_have_a_gradient() -> None:
+    for budget in (0.5, None):
+        model = saturated(budget)
+        ponder_cost(model(IMAGES, decide=mass_left).scores_BN2, torch.ones(9)).backward()
+        assert model.routers is not None
+        router = model.routers.get_submodule("each.1")
+        assert isinstance(router, SpatialRouter)
+        assert router.halt.bias.grad is not None
+        assert (router.halt.bias.grad.abs().item() > 1e-4) == (budget is not None)
+
+
+@torch.no_grad()
+def test_halting_scores_are_those_of_the_paper_without_a_budget() -> None:
+    model = saturated(None)
+    assert model.routers is not None
+    router, x_BCHW = model.routers.get_submodule("each.1"), torch.randn(3, 16, 4, 4)
+    assert isinstance(router, SpatialRouter)
+    logits_BHW = router.conv(x_BCHW)[:, 0] + router.halt(x_BCHW.mean(dim=(2, 3)))[:, :, None]
+    assert torch.equal(router.halting(x_BCHW), logits_BHW.sigmoid())
+    router.gentle.fill_(1)
+    assert not torch.equal(router.halting(x_BCHW), logits_BHW.sigmoid())
 
 
 def test_a_group_must_keep_its_size() -> None:

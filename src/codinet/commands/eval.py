@@ -103,7 +103,7 @@ def _thresholds_for(
         return {}
     from codinet.data.batches import image_order
     from codinet.evaluate import threshold_evaluator
-    from codinet.thresholds import find_threshold
+    from codinet.thresholds import find_threshold, search_steps
 
     order = image_order(dataset.train.images_NCHW, seed=0, epoch=0)  # shuffled, because a folder is sorted by class
     images = dataset.train.subset(order[:_THRESHOLD_IMAGES])
@@ -115,7 +115,7 @@ def _thresholds_for(
 
     found: dict[float, list[float]] = {}
     for budget in args.budget:
-        found.setdefault(find_threshold(cost_at, budget), []).append(budget)
+        found.setdefault(find_threshold(cost_at, budget, steps=search_steps(model)), []).append(budget)
     return found
 
 

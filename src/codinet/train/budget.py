@@ -24,7 +24,7 @@ from codinet.checks import LARGEST_COUNT, require_kind, require_number, require_
 from codinet.cost import CostTable
 from codinet.model import RoutedNetwork
 from codinet.relaxation import margin_limit
-from codinet.thresholds import find_threshold
+from codinet.thresholds import find_threshold, search_steps
 
 CostAt = Callable[[float], float]  # from a run threshold to the mean cost share of plain images
 
@@ -103,8 +103,10 @@ class BudgetController:
     def _shift(self, networks: Iterable[RoutedNetwork], cost: float, cost_at: CostAt, *, fraction: float) -> None:
         if abs(cost - self.budget) <= TOLERANCE:
             return
-        shift = -fraction * margin_limit(find_threshold(cost_at, self.budget))
-        for network in set(networks):
+        shifted = set(networks)
+        steps = max(map(search_steps, shifted))
+        shift = -fraction * margin_limit(find_threshold(cost_at, self.budget, steps=steps))
+        for network in shifted:
             assert network.routers is not None
             network.routers.shift(shift)
 

@@ -17,7 +17,9 @@ from codinet.engines.onnx.graph_nodes import Graph, linear, pool
 from codinet.engines.onnx.torch_parts import OPSETS, TorchPart, export_part
 from codinet.errors import UserError
 from codinet.routers import (
+    BEND,
     EPSILON,
+    GAIN,
     SCALE,
     CNNRouter,
     FCRouter,
@@ -199,7 +201,8 @@ class OnceWriter(RouterWriter):
 class HaltingWriter(RouterWriter):
     """Halting units, of images or of positions. The names of their sums go from block to block.
 
-    A subclass of `HaltingRouter` needs a convolution `conv` to one channel, which is added for each position.
+    A subclass of `HaltingRouter` needs a convolution `conv` to one channel, which is added for each position, and a
+    buffer `gentle`, which says whether its logits are changed.
     """
 
     name = "halting"
@@ -224,6 +227,8 @@ class HaltingWriter(RouterWriter):
             logits = graph.one(
                 "Add", self._conv(graph, router, x), graph.one("Unsqueeze", logits, graph.integers(2, 3))
             )
+            if router.get_buffer("gentle"):
+                logits = self._bent(graph, logits)
         halting = graph.one("Sigmoid", logits)
         self.spent = graph.one("Add", self.spent, halting) if self.spent else halting
         scale, most = np.array(SCALE, np.float32), SCALE * (1 - EPSILON) + router.raised.float().cpu().numpy()
@@ -245,9 +250,17 @@ class HaltingWriter(RouterWriter):
         return self.routers.widths[k]
 
     @staticmethod
+    def _bent(graph: Graph, logits: str) -> str:
+        """Logits z of a gentle unit: beyond the bend, sign(z) (BEND + log(1 + |z| − BEND))."""
+        bend, one = (graph.constant(np.array(value, np.float32)) for value in (BEND, 1))
+        excess = graph.one("Relu", graph.one("Sub", graph.one("Abs", logits), bend))
+        less = graph.one("Sub", graph.one("Log", graph.one("Add", excess, one)), excess)
+        return graph.one("Add", logits, graph.one("Mul", graph.one("Sign", logits), less))
+
+    @staticmethod
     def _conv(graph: Graph, router: HaltingRouter, x: str) -> str:
-        weight = router.get_submodule("conv").get_parameter("weight").contiguous()
-        return graph.one("Conv", x, graph.constant(weight), pads=[1, 1, 1, 1], kernel_shape=[3, 3])
+        weight = router.get_submodule("conv").get_parameter("weight") * (1 - router.get_buffer("gentle") * (1 - GAIN))
+        return graph.one("Conv", x, graph.constant(weight.contiguous()), pads=[1, 1, 1, 1], kernel_shape=[3, 3])
 
 
 def router_writer(routers: Routers) -> RouterWriter:
