@@ -191,12 +191,11 @@ def saturated(budget: float | None) -> RoutedNetwork:
 @torch.no_grad()
 def test_a_budget_is_met_where_halting_scores_are_saturated() -> None:
     """Without gentle units all images have the same margins, and the cost jumps over the budgets."""
-    images, budgets = torch.randn(100, 1, 8, 8, generator=torch.Generator().manual_seed(2)), (0.4, 0.65)
-    for budget in budgets:
-        for given, is_met in ((budget, True), (None, False)):
-            model = saturated(given)
-            threshold = threshold_for(model, images, budget)
-            cost = mean_cost(model, block_costs(model, (1, 8, 8)), images, threshold, batch=100)
+    images = torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    for model, is_met in ((saturated(0.4), True), (saturated(None), False)):
+        table = block_costs(model, (1, 8, 8))
+        for budget in (0.4, 0.65):
+            cost = mean_cost(model, table, images, threshold_for(model, images, budget), batch=50)
             assert (abs(cost - budget) < 0.01) == is_met
 
 
@@ -208,7 +207,7 @@ def test_saturated_halting_scores_have_a_gradient() -> None:
         router = model.routers.get_submodule("each.1")
         assert isinstance(router, SpatialRouter)
         assert router.halt.bias.grad is not None
-        assert (router.halt.bias.grad.abs().item() > 1e-4) == (budget is not None)
+        assert (router.halt.bias.grad.abs().item() > 1e-6) == (budget is not None)
 
 
 @torch.no_grad()

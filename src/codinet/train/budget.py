@@ -101,9 +101,9 @@ class BudgetController:
         self._shift(networks, cost_at(0.5), cost_at, fraction=1.0)
 
     def _shift(self, networks: Iterable[RoutedNetwork], cost: float, cost_at: CostAt, *, fraction: float) -> None:
-        if abs(cost - self.budget) <= TOLERANCE:
-            return
         shifted = set(networks)
+        if abs(cost - self.budget) <= TOLERANCE or not shifted:
+            return
         steps = max(map(search_steps, shifted))
         shift = -fraction * margin_limit(find_threshold(cost_at, self.budget, steps=steps))
         for network in shifted:
