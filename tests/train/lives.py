@@ -28,6 +28,7 @@ import gc
 import json
 import os
 import resource
+import runpy
 import signal
 import socket
 import sys
@@ -41,9 +42,9 @@ import safetensors.torch  # noqa: F401  (loaded before the first life, not in ea
 import torch
 import torch._dynamo
 
-import codinet.commands.train  # noqa: F401  (this too)
 from codinet import block_costs, create_model
-from codinet.cli import main
+from codinet.cli import main, parse
+from codinet.commands import train
 from codinet.data import free_memory
 from codinet.train import loop
 
@@ -168,6 +169,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     block_costs(create_model("resnet20"), (3, 8, 8))  # has torch load what would take each life a second or two
+    runpy.run_path(str(Path(__file__).parents[1] / "quick_flags.py"))["derive_flags_once"]()  # then once is now
+    parse(train.Args, ["digits"], prog="codinet train")
     gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
     gc.collect()
     gc.freeze()  # or every collection of a life would look at all that is loaded, and so copy it
