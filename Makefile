@@ -18,8 +18,10 @@ demo: $(STAMP)
 	$(BIN)/python -m codinet.demo --out runs/demo
 
 # The tests include what `lint` checks (tests/test_lint.py), so it runs beside them.
+# MALLOC_…: tensors come and go, and memory that goes back to the system each time is cleared before it comes again.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=134217728 \
+		$(BIN)/pytest -n 2 --dist worksteal
 
 docs: $(DOCS_STAMP)  # not with --quiet, which would also keep --strict from seeing warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean

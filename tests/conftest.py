@@ -175,7 +175,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory, train_words: Callable[.
     """A finished run on a data set that has a name; tests leave it as it is."""
     out = tmp_path_factory.mktemp("zoo") / "run"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        assert main(train_words(out, "--batch", "128", source="digits")) == 0
+        assert main(train_words(out, "--batch", "128", "--finetune", "0", source="digits")) == 0
     return out
 
 

@@ -39,9 +39,10 @@ TOLERANCE = 1e-4  # of logits
 _REOPEN = """
 import sys, torch
 from codinet import open_run
-images = torch.load(sys.argv[2], weights_only=True)
-with torch.inference_mode():
-    torch.save(open_run(sys.argv[1]).load_model()(images).logits_BK, sys.argv[3])
+for folder in sys.argv[1:]:
+    images, logits = torch.load(f"{folder}/answers.pt", weights_only=True)
+    with torch.inference_mode():
+        assert torch.equal(open_run(f"{folder}/run").load_model()(images).logits_BK, logits), folder
 """
 
 
@@ -56,14 +57,17 @@ class Row(NamedTuple):
 
 
 def play(arch: str, side: int, folder: Path) -> Row:
-    """Play all commands on one network, in a folder of its own. A step that goes wrong raises AssertionError."""
+    """Play all commands on one network, in a folder of its own. A step that goes wrong raises AssertionError.
+
+    Leaves the run and its answers for `require_same_answers`.
+    """
     photos, run = draw_photos(folder / "photos", side), folder / "run"
     flags = ["--arch", arch, "--image-size", str(side), "--crop", "1", "--budget", "0.7", "--epochs", "2"]
     flags += ["--finetune", "1", "--batch", "8", "--warmup", "0", "--device", "cpu", "--out", str(run), "--json"]
     trained = command("train", str(photos), *flags)
     images_BCHW = torch.randn(IMAGES, 3, side, side, generator=torch.Generator().manual_seed(0))
     model = open_run(run).load_model()
-    require_same_logits(run, model(images_BCHW).logits_BK, images_BCHW, folder)
+    torch.save((images_BCHW, model(images_BCHW).logits_BK), folder / "answers.pt")
     assert command("eval", str(run), "--json")["accuracy"] == trained["accuracy"]
     answer = command("predict", str(run), str(next(photos.glob("*/*.jpg"))), "--json")
     assert len(answer["predictions"][0]["path"]) == len(model.blocks)
@@ -96,13 +100,11 @@ def command(*words: str) -> Any:
     return json.loads(printed.getvalue()) if "--json" in words else None
 
 
-def require_same_logits(run: Path, logits_BK: torch.Tensor, images_BCHW: torch.Tensor, folder: Path) -> None:
-    """A new process builds the network from config and safetensors, and gets the same logits."""
-    torch.save(images_BCHW, folder / "images.pt")
-    words = [sys.executable, "-c", _REOPEN, str(run), str(folder / "images.pt"), str(folder / "logits.pt")]
+def require_same_answers(*folders: Path) -> None:
+    """A new process builds the networks of `play` from config and safetensors, and gets the same logits."""
+    words = [sys.executable, "-c", _REOPEN, *map(str, folders)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert torch.equal(torch.load(folder / "logits.pt", weights_only=True), logits_BK)
 
 
 def compare_onnx(run: Path, images_BCHW: torch.Tensor, file: Path) -> tuple[int, float]:
@@ -142,6 +144,7 @@ def main() -> None:
     for arch, side in chosen.items():
         with tempfile.TemporaryDirectory() as folder:
             row = play(arch, side, Path(folder))
+            require_same_answers(Path(folder))
         figures = f"{row.cost_share:.3f} | {row.paths} | {row.worst:.1e}"
         print(f"| `{row.arch}` | {row.blocks} | {figures} |", flush=True)
 

@@ -1,4 +1,4 @@
-"""Compiles kernels for an H200 on a machine without a GPU: `python cross_compile.py block | network | fit`.
+"""Compiles kernels for an H200 on a machine without a GPU: `python cross_compile.py [block] [network] [fit]`.
 
 The interpreter accepts code that the compiler rejects. A stub that launches nothing replaces the CUDA driver; Triton
 compiles everything else as usual, down to machine code. Run it without TRITON_INTERPRET.
@@ -141,5 +141,7 @@ def check_fit() -> None:
 
 if __name__ == "__main__":
     driver.set_active(StubDriver())
-    {"block": compile_block, "network": compile_network, "fit": check_fit}[sys.argv[1]]()
-    print(*StubDriver.compiled)
+    for word in sys.argv[1:]:
+        {"block": compile_block, "network": compile_network, "fit": check_fit}[word]()
+        print(word, *StubDriver.compiled)  # in a line of its own for each
+        StubDriver.compiled.clear()

@@ -58,12 +58,12 @@ def test_another_seed_is_another_run(
 @pytest.mark.parametrize("budget", [0.5, 0.75])
 def test_the_budget_is_met_on_held_out_images(tmp_path: Path, budget: float) -> None:
     digits = load_digits()
-    data = replace(digits, train=digits.train.subset(torch.arange(0, len(digits.train), 2)))
+    data = replace(digits, train=digits.train.subset(torch.arange(0, len(digits.train), 4)))
     config = demo("digits")
     config = replace(
         config,
         losses=replace(config.losses, budget=budget),
-        schedule=replace(config.schedule, epochs=5, finetune=2, batch=64),
+        schedule=replace(config.schedule, epochs=5, finetune=2, batch=32),
     )
     _, evaluation = loop.train(tmp_path / "run", resolve(config), data, device=CPU)
     assert evaluation.cost_share == pytest.approx(budget, abs=0.02)

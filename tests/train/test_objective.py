@@ -66,12 +66,12 @@ def test_the_loss_of_a_step_is_eq_12() -> None:
 def test_a_loop_of_ones_own_ends_at_its_budget(budget: float) -> None:
     model, digits, epochs = network().train(), load_digits(), 8
     images, labels = digits.train.images_NCHW / 255 - 0.3, digits.train.labels_N
-    number = len(images) // 64
+    number = len(images) // 64  # steps of an epoch, which sees half of the images
     losses = LossConfig(alpha=1.0, beta=1.0, m_d=1.0, score_decay=1e-3)
     objective = Objective(model, SHAPE, budget=budget, steps=epochs * number, losses=losses)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     for _ in range(epochs):
-        for chosen in torch.randperm(len(images))[: number * 64].split(64):
+        for chosen in torch.randperm(len(images))[: number * 32].split(32):
             views = images[chosen].repeat_interleave(2, dim=0)
             views = views + 0.1 * torch.randn_like(views)
             loss = objective(model(views, decide=objective.decide), labels[chosen].repeat_interleave(2), views=2)

@@ -293,8 +293,8 @@ def test_published_weights_of_torchvision_are_a_source_of_our_own_network(
         "0.9",
     ]
     colours = tmp_path / "colours.npz"
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
-    np.savez(colours, x_train=pixels[:32], y_train=np.arange(32) % 2, x_test=pixels[32:], y_test=np.arange(8) % 2)
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
+    np.savez(colours, x_train=pixels[:16], y_train=np.arange(16) % 2, x_test=pixels[16:], y_test=np.arange(8) % 2)
     config = RunConfig(str(colours), extra=ExtraConfig(start="torchvision:resnet50"))
     model = CoDiNet(ModelConfig(arch="resnet50", num_classes=2))
     sources = read_sources(config, tmp_path, resume=False)
