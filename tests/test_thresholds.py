@@ -50,6 +50,36 @@ def test_where_no_threshold_matters_the_plain_one_stays() -> None:
     assert find_threshold(lambda p: 0.7, 0.5) == 0.5
 
 
+@pytest.mark.parametrize("logit", [-28.3, -17.0, -9.1, 9.1, 17.0, 28.3])
+def test_scores_beyond_the_usual_range_are_reached(logit: float) -> None:
+    """Half of the images run a block up to this logit, the others up to one that is 0.2 higher."""
+    looks: list[float] = []
+
+    def cost(threshold: float) -> float:
+        looks.append(threshold)
+        at = math.log(threshold / (1 - threshold))
+        return 0.3 + 0.2 * (at < logit) + 0.2 * (at < logit + 0.2)
+
+    found = find_threshold(cost, 0.5)
+    assert cost(found) == pytest.approx(0.5)
+    assert len(looks) <= 1 + 14 + 6 + 1  # the first, the steps, those beyond the range, and this one
+
+
+def test_beyond_the_usual_range_is_searched_only_if_no_threshold_within_reaches_the_budget() -> None:
+    looks: list[float] = []
+
+    def cost(threshold: float) -> float:
+        at = math.log(threshold / (1 - threshold))
+        looks.append(at)
+        return 0.7 - 0.3 * (at > 7.9)
+
+    find_threshold(cost, 0.5)
+    assert max(looks) == pytest.approx(8)
+    looks.clear()
+    find_threshold(lambda p: cost(p) + 0.3, 0.5)  # at least 0.7
+    assert max(looks) == pytest.approx(32, abs=0.02)
+
+
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(
     st.lists(st.tuples(st.floats(-7, 7), st.floats(0.01, 0.2)), max_size=5),

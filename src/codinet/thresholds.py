@@ -25,7 +25,9 @@ from codinet.routers import SEARCH_STEPS
 
 MISSED = 0.02  # gap between cost share and budget that is reported
 CLOSE = 5e-4  # gap to the budget at which the search for a threshold ends
-FAR = 8.0  # logits beyond which no threshold is searched
+FAR = 8.0  # logits beyond which a threshold is searched only if none within reaches the budget
+FARTHEST = 32.0  # logits beyond which none is searched; the sigmoid of 37 is 1 in double precision
+MORE_STEPS = 6  # for a search beyond FAR: two to find an interval, the others because it is wider
 
 
 def threshold_for(model: RoutedNetwork, images_BCHW: torch.Tensor, budget: float, *, batch: int = 250) -> float:
@@ -120,7 +122,8 @@ def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: i
     Args:
         cost_at: The cost as a function of the threshold.
         budget: The cost to meet.
-        steps: At most this many values of `cost_at` are computed after the first.
+        steps: At most this many values of `cost_at` are computed after the first, and `MORE_STEPS` more where the
+            scores are so large that no threshold within `FAR` reaches the budget.
     """
     require_callable("cost_at", cost_at)
     require_number("budget", budget)
@@ -134,12 +137,14 @@ def find_threshold(cost_at: Callable[[float], float], budget: float, *, steps: i
     tried = {0.0: measure(0.5)}  # by logits
     direction = 1 if tried[0.0] > budget else -1
     # The answer is usually near: doubling steps find an interval, then bisection finds the threshold.
-    short, beyond, stride, at = 0.0, None, 0.25, 0.0
-    for _ in range(steps):
-        if abs(tried[at] - budget) < CLOSE or (beyond is None and abs(short) >= FAR):
-            break
-        at = direction * min(abs(short) + stride, FAR) if beyond is None else (short + beyond) / 2
-        stride *= 2
+    short, beyond, stride, at, reach = 0.0, None, 0.25, 0.0, FAR
+    while steps > 0 and abs(tried[at] - budget) >= CLOSE:
+        if beyond is None and abs(short) >= reach:
+            if reach == FARTHEST:
+                break
+            stride, reach, steps = FAR, FARTHEST, steps + MORE_STEPS
+        at = direction * min(abs(short) + stride, reach) if beyond is None else (short + beyond) / 2
+        stride, steps = 2 * stride, steps - 1
         tried[at] = measure(_sigmoid(at))
         if (tried[at] > budget) == (direction > 0):
             short = at
