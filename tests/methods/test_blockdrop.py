@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from codinet.config import ExtraConfig, LossConfig, RunConfig, ScheduleConfig, resolve
 from codinet.cost import block_costs
 from codinet.create import create_model
-from codinet.methods.blockdrop import CERTAIN, METHOD, PolicyRouters, bounded, reward, sample_bounded
+from codinet.methods.blockdrop import CERTAIN, METHOD, PolicyRouters, bounded, free_decay, reward, sample_bounded
 from codinet.methods.method import PathBatch
 from codinet.records import RoutedOutput
 from codinet.train.stages import stages_of
@@ -51,12 +51,29 @@ def test_the_loss_by_hand() -> None:
     scores_BN2 = torch.tensor([[[0.0, 0.0], [0.0, log(3.0)]]])  # ½ and ¾, bounded ½ and 0.65
     output = RoutedOutput(right, scores_BN2, torch.tensor([[0.0, 1.0]]))  # reward 1 − ¼
     greedy = RoutedOutput(wrong, scores_BN2, torch.tensor([[1.0, 1.0]]))  # reward −2
-    found = METHOD.loss(torch.tensor(3.0), batch_of(output, greedy, penalty=2.0, policy_weight=0.1))
+    losses = {"penalty": 2.0, "policy_weight": 0.1, "score_decay": 0.01}
+    found = METHOD.loss(torch.tensor(3.0), batch_of(output, greedy, **losses))
     policy = -(0.75 + 2) * (log(0.5) + log(0.65))
-    assert found.loss.item() == pytest.approx(3 + 0.5 * 1.25 + 0.1 * policy)
+    assert found.loss.item() == pytest.approx(3 + 0.5 * 1.25 + 0.1 * policy + 0.01 * log(3.0) ** 2)
     assert found.cost.item() == pytest.approx(1.25)
-    same = METHOD.loss(torch.tensor(3.0), batch_of(output, output, penalty=2.0))  # no advantage
+    assert found.decay.item() == pytest.approx(log(3.0) ** 2)
+    same = METHOD.loss(torch.tensor(3.0), batch_of(output, output, penalty=2.0, score_decay=0.0))  # no advantage
     assert same.loss.item() == pytest.approx(3 + 0.5 * 1.25)
+
+
+def test_the_decay_by_hand() -> None:
+    scores_BN2 = torch.tensor([[[0.0, 3.0], [1.0, -1.0], [0.0, 2 * CERTAIN]]])  # 3, −2, held
+    assert free_decay(scores_BN2).item() == 9 + 4
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=9))
+def test_the_decay_lowers_every_free_margin_and_no_other(margins: list[float]) -> None:
+    """Also where the probability is 0 or 1, so that no policy is stuck."""
+    margin_BN = torch.tensor([margins], requires_grad=True)
+    free_decay(torch.stack([torch.zeros_like(margin_BN), margin_BN], dim=-1)).backward()
+    assert margin_BN.grad is not None
+    expected_BN = torch.where(margin_BN > CERTAIN, 0.0, 2 * margin_BN.detach())
+    torch.testing.assert_close(margin_BN.grad, expected_BN)
 
 
 def test_a_held_block_has_no_gradient() -> None:
@@ -81,6 +98,8 @@ def test_the_curriculum_frees_the_last_blocks_first() -> None:
     stages = {stage.name: stage for stage in stages_of(config_of(16))}
     curriculum, routers = stages["curriculum"], PolicyRouters(9, 3)
     assert (curriculum.epochs, curriculum.train_backbone, curriculum.train_routers) == (4, False, True)
+    assert curriculum.lr == stages["joint"].lr == ScheduleConfig().finetune_lr  # small steps for the policy
+    assert (curriculum.has_target, stages["joint"].has_target) == (False, True)
     held = []
     for epoch in range(4):
         METHOD.begin_epoch(curriculum, epoch, routers)

@@ -76,12 +76,13 @@ def test_losses_that_a_method_does_not_have_are_off() -> None:
     assert run_of(DEFAULT).losses == LossConfig(budget=0.6)
 
 
-def test_progress_counts_the_stages_in_which_path_losses_act() -> None:
+def test_progress_counts_the_stages_with_a_target_for_the_cost() -> None:
     stages = stages_of(run_of("blockdrop"))  # 125 static, 62 curriculum, 63 joint
-    acting = [stage.path_losses for stage in stages]
-    assert acting == [False, True, True, False]
-    assert path_progress(stages, 1, 31) == 31 / 125
-    assert path_progress(stages, 2, 63) == 1
+    assert [stage.path_losses for stage in stages] == [False, True, True, False]
+    assert [stage.has_target for stage in stages] == [False, False, True, False]
+    assert path_progress(stages, 1, 31) == 0
+    assert path_progress(stages, 2, 21) == 21 / 63
+    assert path_progress(stages, 3, 1) == 1
     assert path_progress(stages_of(run_of(DEFAULT)), 0, 100) == 100 / 250
     assert path_progress(stages_of(run_of("random")), 0, 1) == 1  # no stage has path losses
 

@@ -27,6 +27,7 @@ from codinet.runs import RunFolder
 from codinet.train import accelerate, loop
 from codinet.train.accelerate import Execution
 from codinet.train.reporting import Reporter
+from codinet.train.stages import stages_of
 from codinet.train.step import Speed
 
 CPU = torch.device("cpu")
@@ -63,6 +64,8 @@ def test_the_budget_is_met(name: str, trained: Callable[[str], tuple[Path, Evalu
     assert (evaluation.distinct_paths == 1) == method_named(name).one_path
     run = RunFolder.open(out)
     assert run.config.method == name
+    free = {stage.name for stage in stages_of(run.config) if not stage.has_target}
+    assert all(row["gamma"] == 0 for row in run.metrics() if row["stage"] in free)
     columns = run.metrics()[0].keys()
     assert {"loss", "classification", "consistency", "diversity", "cost", "decay", "gamma"} <= columns
     assert {row["consistency"] for row in run.metrics()} == {0} or name == "vanilla"

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from codinet.backbones import BasicBlock
 from codinet.checks import require_tensor
-from codinet.losses import expected_cost
+from codinet.losses import expected_cost, score_decay
 from codinet.methods.method import (
     ROUTING,
     Method,
@@ -108,13 +108,23 @@ def reward(correct_B: torch.Tensor, path_BN: torch.Tensor, *, penalty: float) ->
     return torch.where(correct_B, 1 - path_BN.mean(dim=1).square(), -penalty)
 
 
+def free_decay(scores_BN2: torch.Tensor) -> torch.Tensor:
+    """The decay of the margins, without the blocks that are held.
+
+    The gradients of all other terms vanish where a probability is near 0 or 1, so a policy that went too far would stay
+    there, whatever the reward.
+    """
+    held_BN1 = scores_BN2[..., 1:] - scores_BN2[..., :1] > CERTAIN
+    return score_decay(torch.where(held_BN1, 0.0, scores_BN2))
+
+
 class BlockDropMethod(Method):
     """The network alone, the policy alone with a curriculum from the last blocks backwards, then both."""
 
     name = "blockdrop"
     title = "BlockDrop"
     routers = ("policy",)
-    settings = ROUTING | {"gamma", "penalty", "policy_weight"}
+    settings = ROUTING | {"gamma", "penalty", "policy_weight", "score_decay"}
 
     def stages(self, config: "RunConfig") -> list[Stage]:
         schedule = config.schedule
@@ -122,10 +132,14 @@ class BlockDropMethod(Method):
         policy = (schedule.epochs - alone) // 2
         both = schedule.epochs - alone - policy
         learns: dict[str, Any] = {"decide": sample_bounded, "train_routers": True, "path_losses": True, "greedy": True}
+        learns["lr"] = schedule.finetune_lr  # the policy saturates with larger steps
+        # A frozen network that never learnt to skip blocks is wrong about most images at a low cost, whatever their
+        # path, and then rewards say nothing. So the budget applies from the joint stage on.
+        frozen: dict[str, Any] = {"train_backbone": False, "meets_budget": False}
         return [
             *static_stage(schedule, alone),
-            *main_stage("curriculum", schedule, policy, train_backbone=False, **learns),
-            *main_stage("joint", schedule, both, lr=schedule.finetune_lr, **learns),
+            *main_stage("curriculum", schedule, policy, **frozen, **learns),
+            *main_stage("joint", schedule, both, **learns),
             *finetune_stage(schedule),
         ]
 
@@ -135,7 +149,7 @@ class BlockDropMethod(Method):
         routers.free_last(math.ceil(routers.number * (epoch + 1) / stage.epochs) if held else routers.number)
 
     def loss(self, classification: torch.Tensor, batch: PathBatch) -> PathLoss:
-        """L_cls + γ · cost − w · (reward of the sample − reward of hard decisions) · log π(sample)."""
+        """L_cls + γ · cost − w · (reward of the sample − reward of hard decisions) · log π(sample) + decay."""
         output, greedy, losses, zero = batch.output, batch.greedy, batch.losses, torch.zeros_like(batch.gamma)
         assert greedy is not None
         gained_B, expected_B = (
@@ -147,7 +161,9 @@ class BlockDropMethod(Method):
         policy = -((gained_B - expected_B).detach() * likelihood_B).mean()
         cost = expected_cost(run_probability(output.scores_BN2), batch.weights_N)
         weight = WEIGHT if losses.policy_weight is None else losses.policy_weight
-        return PathLoss(classification + batch.gamma * cost + weight * policy, zero, zero, cost, zero)
+        decay = free_decay(output.scores_BN2)
+        loss = classification + batch.gamma * cost + weight * policy
+        return PathLoss(loss + losses.score_decay * batch.decay_scale * decay, zero, zero, cost, decay)
 
 
 METHOD = BlockDropMethod()

@@ -35,7 +35,7 @@ class Stage:
     warmup: float  # epochs
     milestones: tuple[float, ...] = ()  # fractions of the epochs after which a multi-step rate drops tenfold
     train_backbone: bool = True  # whether everything but the routers is trained
-    meets_budget: bool = True  # whether shifts of the run scores bring the network to its budget
+    meets_budget: bool = True  # whether γ and shifts of the run scores bring the network to its budget
     ramp: bool = True  # whether the target of the cost falls to the budget little by little
     greedy: bool = False  # whether the loss compares with the output of hard decisions
 
@@ -48,6 +48,11 @@ class Stage:
         require_kind("milestones", self.milestones, tuple, "a tuple of fractions of the epochs")
         for milestone in self.milestones:
             require_number("A milestone", milestone, 0, 1)
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the controller has a target for the cost and sets γ."""
+        return self.path_losses and self.meets_budget
 
     def lr_at(self, epoch: float) -> float:
         """Return the learning rate after `epoch` epochs of this stage, which may be a fraction."""

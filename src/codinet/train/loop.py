@@ -323,7 +323,7 @@ class _Training:
             step.image_L.copy_(index_L if isinstance(self.splits.train, Resident) else batches[i])
             step.lr.fill_(stage.lr_at(done))
             step.decay_scale.fill_(decay_scale(done / stage.epochs))
-            if self.controller and stage.path_losses:
+            if self.controller and stage.has_target:
                 self.controller.aim(path_progress(self.stages, number, done) if stage.ramp else 1.0)
             built.run()
             self.reporter.advance()

@@ -224,7 +224,7 @@ def prepare(
     table, budget, controller = block_costs(model, dataset.image_shape), config.losses.budget, None
     if model.routers is not None and budget is not None:
         require_reach(table, budget, config.network.arch, model.routers.always)
-        epochs = sum(stage.epochs for stage in stages_of(config) if stage.path_losses) or config.schedule.epochs
+        epochs = sum(stage.epochs for stage in stages_of(config) if stage.has_target) or config.schedule.epochs
         controller = BudgetController(budget, steps=epochs * splits.steps, device=device)
     return Prepared(
         synchronised(model) if sync_bn else model,

@@ -45,10 +45,10 @@ def stages_of(config: RunConfig) -> list[Stage]:
 
 
 def path_progress(stages: list[Stage], number: int, done: float) -> float:
-    """Return the fraction of the stages with path losses that is done after `done` epochs of stage `number`.
+    """Return the fraction of the stages with a target for the cost that is done after `done` epochs of stage `number`.
 
     It is 1 from the end of these stages on. A stage without a ramp has reached its end, as far as the budget goes.
     """
-    acting = [stage.epochs for stage in stages if stage.path_losses]
-    before = sum(stage.epochs for stage in stages[:number] if stage.path_losses)
-    return (before + done * stages[number].path_losses) / sum(acting) if acting else 1.0
+    acting = [stage.epochs for stage in stages if stage.has_target]
+    before = sum(stage.epochs for stage in stages[:number] if stage.has_target)
+    return (before + done * stages[number].has_target) / sum(acting) if acting else 1.0

@@ -92,7 +92,8 @@ class Step:
         assert schedule.batch is not None
         assert schedule.batch % world.size == 0
         self.task, self.stage, self.speed, self.world, self.device = task, stage, speed, world, device
-        self.model, self.data, self.controller = model, data, task.controller
+        self.model, self.data = model, data
+        self.controller = task.controller if stage.meets_budget else None
         self.method = method_named(config.method)
         self.losses, self.extra, self.views = config.losses, config.extra, task.augmentation.views
         self.path_losses = stage.path_losses and network.routed
