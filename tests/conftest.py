@@ -49,10 +49,6 @@ os.environ.setdefault("CODINET_COMMIT", "tests")
 # Workers of pytest-xdist share the cores; by default each would also start processes that compile for torch.compile.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# Code for a CPU's vector units takes the C++ compiler twice as long, and torch.compile first compiles programs to find
-# out which of them it supports.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
-
 # A shell starts background jobs with interrupts ignored, and so would be the programs that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
