@@ -47,7 +47,7 @@ INSTEAD = {
     "resnet110": "resnet14",
     "cuda": "cpu",
     "bfloat16": "float32",
-    "graph": "eager",
+    "kernels": "eager",
 }
 # Flags that make a command short; they replace those of the command.
 SMALLER: dict[str, dict[str, str | None]] = {
