@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from codinet.kernels.block import conv_kernels
 from codinet.kernels.block.conv_kernels import add_weights, conv3x3, conv3x3_weight, pack
-from codinet.kernels.block.routed_end import EndKernels, NormBuffers
+from codinet.kernels.block.routed_end import EndKernels, NormBuffers, plain_routed_end
 from codinet.kernels.block.tile_sizes import Tiles, choose
 from codinet.kernels.launching import launch
 
@@ -57,21 +57,12 @@ def plain_routed_block(
     x_BCHW: torch.Tensor, run_B: torch.Tensor | None, block: BlockTensors
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference of `routed_block` in plain PyTorch."""
-    y_BCHW = x_BCHW
-    for weight, gamma, beta, buffers in (
-        (block.weight1, block.gamma1, block.beta1, block.buffers1),
-        (block.weight2, block.gamma2, block.beta2, block.buffers2),
-    ):
-        if weight is block.weight2:
-            y_BCHW = F.relu(y_BCHW)
-        mean_C, var_C, batches, momentum, eps = buffers
-        y_BCHW = F.conv2d(y_BCHW, weight.to(x_BCHW.dtype), padding=1)
-        y_BCHW = F.batch_norm(y_BCHW, mean_C, var_C, gamma, beta, training=True, momentum=momentum, eps=eps)
-        batches += 1
-    out_BCHW = F.relu(y_BCHW + x_BCHW)
-    if run_B is not None:
-        out_BCHW = torch.lerp(x_BCHW, out_BCHW, run_B.to(x_BCHW.dtype)[:, None, None, None])
-    return out_BCHW, out_BCHW.float().mean(dim=(2, 3))
+    mean_C, var_C, batches, momentum, eps = block.buffers1
+    y_BCHW = F.conv2d(x_BCHW, block.weight1.to(x_BCHW.dtype), padding=1)
+    y_BCHW = F.batch_norm(y_BCHW, mean_C, var_C, block.gamma1, block.beta1, training=True, momentum=momentum, eps=eps)
+    batches += 1
+    y_BCHW = F.conv2d(F.relu(y_BCHW), block.weight2.to(x_BCHW.dtype), padding=1)
+    return plain_routed_end(y_BCHW, x_BCHW, run_B, block.gamma2, block.beta2, block.buffers2)
 
 
 class BlockKernels(EndKernels):
