@@ -9,8 +9,8 @@ import codinet
 PACKAGE = Path(codinet.__file__).parent
 
 ORDER = [  # packages and root modules; each may import itself and those before it
-    *("errors", "checks", "published", "notebook", "records", "files", "environment", "cuda_graphs", "cuda_switch"),
-    "kernels",
+    *("errors", "checks", "published", "notebook", "records", "files", "environment", "cuda_graphs"),
+    *("kernels", "cuda_switch"),
     *("relaxation", "routers", "backbones", "losses", "specs", "methods"),
     *(
         "config",

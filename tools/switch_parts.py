@@ -17,6 +17,7 @@ from codinet.bench.by_name import create_untrained
 from codinet.cuda_graphs import capture
 from codinet.cuda_switch import Body, Decisions, Result
 from codinet.engines.switch import SwitchEngine
+from codinet.kernels.rows import Listed
 
 REPEATS, REPLAYS = 10, 5
 DEVICE = torch.device("cuda")
@@ -46,15 +47,16 @@ def kernels(function: Callable[[], Any]) -> list[tuple[str, float]]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         function()
         torch.cuda.synchronize()
-    return [(event.name[:60], round(event.device_time_total, 1)) for event in profile.events()]
+    events = [(event.name[:60], round(event.device_time_total, 1)) for event in profile.events()]
+    return [(name, us) for name, us in events if us]  # calls of the driver take none
 
 
 class Timer:
     """A recorder that times each part instead of recording it."""
 
-    def __init__(self, details: bool) -> None:
+    def __init__(self, details: bool, listed: Listed | None) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.details = details
+        self.details, self.listed = details, listed
 
     def _add(self, name: str, function: Callable[[], Any]) -> None:
         row: dict[str, Any] = {"part": name, "us": round(microseconds(function), 1)}
@@ -67,9 +69,15 @@ class Timer:
         return result
 
     def switch(self, block: int, parts_PB2: torch.Tensor, decisions: Decisions, body: Body) -> None:
+        if self.listed is not None:
+            assert self.listed.number is not None
+            for number in sorted({0, decisions.batch // 2, decisions.batch}):
+                self.listed.number.fill_(number)
+                self._add(f"block {block}, {number} images", partial(body, self.listed))
+            return
         decisions.index.copy_(torch.arange(len(decisions.index), device=DEVICE).clamp(max=decisions.batch - 1))
         for size in sorted({decisions.sizes[len(decisions.sizes) // 2 - 1], decisions.sizes[-1]}):
-            self._add(f"block {block}, {size} images", partial(body, decisions.index[:size]))
+            self._add(f"block {block}, {size} images", partial(body, Listed(decisions.index[:size])))
 
 
 def calls(engine: SwitchEngine, images: torch.Tensor, share: float, rounds: int = 30) -> tuple[float, float]:
@@ -101,10 +109,10 @@ def main() -> None:
     engine = SwitchEngine(network.model.to(DEVICE, torch.bfloat16).eval())
     for batch in args.batch:
         images = torch.randn(batch, *network.image_shape, device=DEVICE, dtype=torch.bfloat16)
-        timer = Timer(args.details)
         with torch.inference_mode():
             engine(images)
             plan = engine.ready[tuple(images.shape)]
+            timer = Timer(args.details, None if plan.listing is None else plan.listing.listed)
             timer._add("fill", partial(plan.stem.fill, images))
             plan._forward(timer)
             whole = {share: [round(us, 1) for us in calls(engine, images, share)] for share in (0.0, 0.5, 1.0)}

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from codinet.kernels.rows import Listed
+
 Result = TypeVar("Result")
-Body = Callable[[torch.Tensor], None]
-"""Runs a block for the images of an index list."""
+Body = Callable[[Listed], None]
+"""Runs a block for listed images."""
 
 SIZES = 32  # bodies of a switch: numbers of images for which a block is recorded
 ROUTER = 2  # in the place of a forced decision: the router decides
@@ -187,11 +189,11 @@ class SwitchGraph:
             block: Which block, counted from 0.
             parts_PB2: The router's scores as a sum of parts, float32.
             decisions: What is read and written; the list of images too.
-            body: Runs the block. It is called for an index list of each size.
+            body: Runs the block. It is called for a list of each size.
         """
         driver = self.driver
         for size in decisions.sizes:  # compiles and tunes
-            body(decisions.index[:size])
+            body(Listed(decisions.index[:size]))
         (handle,) = _checked(driver.cuGraphConditionalHandleCreate(self.graph, self.context, 0, 0))
         _, self.last = self._record_into(
             self.graph, self.last, lambda: self._launch_decide(int(handle), block, parts_PB2, decisions)
@@ -204,8 +206,7 @@ class SwitchGraph:
         params.conditional.ctx = self.context
         self.last = list(_checked(driver.cuGraphAddNode(self.graph, self.last, None, len(self.last), params)))
         for size, graph in zip(decisions.sizes, params.conditional.phGraph_out, strict=True):
-            listed = decisions.index[:size]
-            self._record_into(graph, [], functools.partial(body, listed))
+            self._record_into(graph, [], functools.partial(body, Listed(decisions.index[:size])))
 
     def _launch_decide(self, handle: int, block: int, parts_PB2: torch.Tensor, decisions: Decisions) -> None:
         d = decisions

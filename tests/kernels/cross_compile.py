@@ -1,4 +1,4 @@
-"""Compiles kernels for an H200 on a machine without a GPU: `python cross_compile.py [block] [network] [fit]`.
+"""Compiles kernels for an H200 on a machine without a GPU: `python cross_compile.py [block] [rows] [network] [fit]`.
 
 The interpreter accepts code that the compiler rejects. A stub that launches nothing replaces the CUDA driver; Triton
 compiles everything else as usual, down to machine code. Run it without TRITON_INTERPRET.
@@ -80,6 +80,38 @@ def compile_block() -> None:
         ).sum().backward()
 
 
+def compile_rows() -> None:
+    """Compiles what a bottleneck of the `switch` engine launches, with and without a number of listed images."""
+    from codinet.kernels.rows import Listed
+    from codinet.kernels.rows.conv_rows import Weights, add_conv_rows_, conv_rows, split_counters
+    from codinet.kernels.rows.put_rows import put_rows_
+    from codinet.kernels.rows.router_rows import Listing, score_parts
+    from codinet.kernels.rows.stem_rows import max_pool
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    number, counters = zeros(1, dtype=torch.int32), split_counters(zeros(1))
+    listed = Listed(zeros(2, dtype=torch.int64), number)
+    x_BCHW, pooled_BC = max_pool(zeros(2, 512, 14, 14))
+    listing = Listing(
+        *(zeros(2, 3, dtype=torch.int8), zeros(1, dtype=torch.float32), zeros(2, 3, 2, dtype=torch.float32)),
+        *(zeros(2, 3, dtype=torch.float32), listed, counters),
+    )
+    router = (zeros(512, 512), zeros(512)), (zeros(2, 512), zeros(2))
+    for rows, decides in ((listed, listing), (Listed(listed.index_R), None)):
+        score_parts(pooled_BC, *router, 2, decides)
+        arrived = None if decides is None else counters
+        first, middle, last = (
+            Weights.of(zeros(*shape), zeros(shape[0]), 1)
+            for shape in ((128, 512, 1, 1), (128, 128, 3, 3), (512, 128, 1, 1))
+        )
+        h_RCHW = conv_rows(x_BCHW, first, listed=rows, gather=True, arrived=arrived)
+        h_RCHW = conv_rows(h_RCHW, middle, listed=rows, arrived=arrived)
+        add_conv_rows_(x_BCHW, rows, h_RCHW, last, pooled_BC=pooled_BC, arrived=arrived)
+    put_rows_(x_BCHW, Listed(listed.index_R), x_BCHW, pooled_BC=pooled_BC)
+
+
 def _launcher(tuning: Any, dtype: torch.dtype) -> tuple[Any, torch.Tensor, Any]:
     """Returns a network under a tuning, an image, and the buffers of a launch."""
     from codinet import kernels
@@ -142,6 +174,6 @@ def check_fit() -> None:
 if __name__ == "__main__":
     driver.set_active(StubDriver())
     for word in sys.argv[1:]:
-        {"block": compile_block, "network": compile_network, "fit": check_fit}[word]()
+        {"block": compile_block, "rows": compile_rows, "network": compile_network, "fit": check_fit}[word]()
         print(word, *StubDriver.compiled)  # in a line of its own for each
         StubDriver.compiled.clear()

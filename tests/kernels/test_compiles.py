@@ -11,10 +11,13 @@ pytest.importorskip("triton")
 
 BLOCK = {"_pack", "conv3x3", "conv3x3_weight", "add_weights", "norm_forward", "norm_backward", "mix_forward"}
 BLOCK |= {"mix_backward", "_forward", "_backward", "batch_sums", "mix_inputs"}
+ROWS = {"_conv", "_pool", "_pool_parts", "_scores", "_max_pool", "_put"}
 
 
 @pytest.mark.timeout(175)
-@pytest.mark.parametrize("names", [{"block": BLOCK, "network": {"network_kernel"}}, {"fit": set()}], ids=" ".join)
+@pytest.mark.parametrize(
+    "names", [{"block": BLOCK, "network": {"network_kernel"}}, {"fit": set()}, {"rows": ROWS}], ids=" ".join
+)
 def test_kernels_compile_for_an_h200(names: dict[str, set[str]], tmp_path: Path) -> None:
     """`fit` checks that kernels that need too much shared memory are rejected, so it loads none.
 

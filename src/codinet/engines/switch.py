@@ -1,39 +1,52 @@
-"""Any routed network as one CUDA graph: each block is recorded for several numbers of images, and a switch picks one.
+"""Any routed network as one CUDA graph, in which a block runs only for the images that its router lists.
 
-After a router, a kernel lists the images that run the block and sets the switch (`cuda_switch`). The block reads these
-images by their index and writes them back in place. The list is filled up to the next size with a spare row, so at
-most 1/32 of the batch is computed in vain. Blocks of one network differ only in how they are run:
+A block reads these images by their index and writes them back in place. There are two kinds of blocks:
 
 - `BottleneckRows`: a folded bottleneck in half precision, with kernels that read and write rows by index.
 - `CompiledRows`: any other block, through torch.compile.
+
+And two ways to compute as much as the list requires:
+
+- A switch (`cuda_switch`): the block is recorded for several numbers of images, and a kernel picks one. The list is
+  filled up to the next size with a spare row, so at most 1/32 of the batch is computed in vain.
+- A count, for small batches of networks that consist of bottlenecks: the block is recorded once, and programs for
+  images that are not listed end at once. A switch takes longer than that.
 
 A graph is recorded for each batch shape. It serves every threshold and forced path. On the CPU the host decides, for
 tests.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from codinet import kernels
+from codinet import cuda_graphs, kernels
 from codinet.cuda_switch import ROUTER, Body, Decisions, Result, SwitchGraph, why_no_switch
 from codinet.engines.contract import Engine, InputSpec
 from codinet.engines.folding import Conv, FoldedBlock, FoldedBottleneck, fold
 from codinet.engines.gather import copy_rows
 from codinet.errors import UserError
+from codinet.kernels.rows import Listed
 from codinet.model import RoutedNetwork, require_network
 from codinet.records import RoutedOutput
 from codinet.relaxation import margin_limit
 from codinet.routers import FCRouter, Routers, State, fc_routers, pool
 
+if TYPE_CHECKING:
+    from codinet.kernels.rows.router_rows import Listing
+
+Pooled = torch.Tensor | None
+"""Features of all images pooled for the routers, B×C; None where the routers need none, or they are not at hand."""
+
 _CPU = torch.device("cpu")
 _MAX_SHAPES = 4  # batch shapes whose graphs are kept, with their memory
+_MOST_COUNTED = 16  # images of a batch up to which a count is faster than a switch
 _RECOMPILES = 10_000  # one function is compiled for every block; torch's limit is meant for another case
 
 
@@ -111,7 +124,20 @@ class HostSwitch:
         decisions.index.fill_(decisions.batch)
         decisions.index[: len(images_R)] = images_R
         if len(images_R):
-            body(decisions.index[: -(-len(images_R) // decisions.step) * decisions.step])
+            body(Listed(decisions.index[: -(-len(images_R) // decisions.step) * decisions.step]))
+
+
+class Counted:
+    """Runs each part at once, with lists that have a count. The kernel of the scores has decided already."""
+
+    def __init__(self, listed: Listed) -> None:
+        self.listed = listed
+
+    def record(self, function: Callable[[], Result]) -> Result:
+        return function()
+
+    def switch(self, _block: int, _parts_PB2: torch.Tensor, _decisions: Decisions, body: Body) -> None:
+        body(self.listed)
 
 
 class _Plan:
@@ -131,16 +157,26 @@ class _Plan:
         else:
             self.stem = PlainStem(self.compiled(net.stem), images_BCHW, number)
         self.head = self.compiled(net.head)
+        self.listing = _listing(net.blocks, engine.fc, self.decisions, images_BCHW)
         self.rows = [self._rows_of(block, images_BCHW) for block in net.blocks]
-        self.graph = SwitchGraph(images_BCHW.device) if on_gpu else None
-        if self.graph is not None:
-            limits: dict[str, Any] = {"recompile_limit": _RECOMPILES, "accumulated_recompile_limit": _RECOMPILES}
-            with torch._dynamo.config.patch(**limits), self.graph.building():
-                self.logits_BK = self._forward(self.graph)
+        self.launch = self._record(images_BCHW.device) if on_gpu else None
+
+    def _record(self, device: torch.device) -> Callable[[], None]:
+        """Record the network; returns what launches it."""
+        if self.listing is not None:
+            self.graph, self.logits_BK = cuda_graphs.capture(
+                partial(self._forward, Counted(self.listing.listed)), device, benchmark=True
+            )
+            return self.graph.replay
+        graph = SwitchGraph(device)
+        limits: dict[str, Any] = {"recompile_limit": _RECOMPILES, "accumulated_recompile_limit": _RECOMPILES}
+        with torch._dynamo.config.patch(**limits), graph.building():
+            self.logits_BK = self._forward(graph)
+        return graph.launch
 
     def _rows_of(self, block: FoldedBlock, images_BCHW: torch.Tensor) -> "BlockRows":
         if type(block) is FoldedBottleneck and BottleneckRows.supports(block, images_BCHW):
-            return BottleneckRows(block)
+            return BottleneckRows(block, self.listing)
         return CompiledRows(block, self.compiled)
 
     def __call__(self, images_BCHW: torch.Tensor, limit: float, forced_BN: torch.Tensor | None) -> RoutedOutput:
@@ -154,27 +190,52 @@ class _Plan:
         elif self.forced:
             decisions.forced_BN.fill_(ROUTER)
         self.forced = forced_BN is not None
-        if self.graph is None:
-            self.logits_BK = self._forward(HostSwitch())
+        if self.launch is not None:
+            self.launch()
         else:
-            self.graph.launch()
+            self.logits_BK = self._forward(HostSwitch() if self.listing is None else Counted(self.listing.listed))
         return RoutedOutput(self.logits_BK.clone(), decisions.scores_BN2.clone(), decisions.path_BN.clone())
 
     def _forward(self, recorder: Recorder) -> torch.Tensor:
         """Logits of the images in the buffer; records the network or runs it."""
-        x_BCHW = recorder.record(self.stem)
-        score = _FCScores(self.fc) if self.fc else _ModuleScores(self.routers, self.stem.images(self.batch), recorder)
-        score.features_changed(recorder, x_BCHW)
+        x_BCHW, pooled_BC = recorder.record(self.stem)
+        score: _FCScores | _ModuleScores = (
+            _FCScores(self.fc, self.listing)
+            if self.fc
+            else _ModuleScores(self.routers, self.stem.images(self.batch), recorder)
+        )
+        score.features_changed(recorder, x_BCHW, pooled_BC)
         for k, rows in enumerate(self.rows):
             parts_PB2 = score.parts(recorder, k, x_BCHW, self.batch)
-            y_BCHW = x_BCHW if rows.keeps else recorder.record(partial(_shortcut, rows, x_BCHW))
-            in_place = y_BCHW is x_BCHW
-            pooled_BC = score.pooled_BC if in_place else None  # otherwise all images are pooled, after the block
+            y_BCHW, pooled_BC = x_BCHW, score.pooled_BC
+            if not rows.keeps:
+                y_BCHW, pooled_BC = recorder.record(partial(_shortcut, rows, x_BCHW, pooled_BC))
             recorder.switch(k, parts_PB2, self.decisions, partial(rows.run, x_BCHW, y_BCHW, pooled_BC))
+            if y_BCHW is not x_BCHW and k + 1 < len(self.rows):
+                score.features_changed(recorder, y_BCHW, pooled_BC)
             x_BCHW = y_BCHW
-            if not in_place and k + 1 < len(self.rows):
-                score.features_changed(recorder, x_BCHW)
         return recorder.record(lambda: self.head(x_BCHW[: self.batch]).float())
+
+
+def _listing(
+    blocks: Sequence[FoldedBlock], fc: list[FCRouter] | None, decisions: Decisions, images_BCHW: torch.Tensor
+) -> "Listing | None":
+    """Where decisions and lists with a count are kept; None if a switch is faster, or required."""
+    if not (_counts(images_BCHW) and fc and all(type(block) is FoldedBottleneck for block in blocks)):
+        return None
+    if not all(BottleneckRows.supports(block, images_BCHW) for block in cast(list[FoldedBottleneck], blocks)):
+        return None
+    from codinet.kernels.rows.conv_rows import split_counters
+    from codinet.kernels.rows.router_rows import Listing
+
+    count = torch.zeros(1, dtype=torch.int32, device=images_BCHW.device)
+    d, counters = decisions, split_counters(images_BCHW)
+    return Listing(d.forced_BN, d.limit, d.scores_BN2, d.path_BN, Listed(d.index, count), counters)
+
+
+def _counts(images_BCHW: torch.Tensor) -> bool:
+    """Whether lists with a count are faster than a switch for this batch."""
+    return images_BCHW.is_cuda and len(images_BCHW) <= _MOST_COUNTED
 
 
 def _own(x_BCHW: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -184,11 +245,13 @@ def _own(x_BCHW: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return x_BCHW.clone() if same else x_BCHW
 
 
-def _shortcut(rows: "BlockRows", x_BCHW: torch.Tensor) -> torch.Tensor:
-    """What skipping a block gives: x itself, or a tensor in other memory."""
-    y_BCHW = rows.skip(x_BCHW)
+def _shortcut(rows: "BlockRows", x_BCHW: torch.Tensor, pooled_BC: Pooled) -> tuple[torch.Tensor, Pooled]:
+    """What skipping a block gives: x itself, or a tensor in other memory; and what is known of its pooled features."""
+    y_BCHW, y_pooled_BC = rows.skip(x_BCHW)
     same = y_BCHW.data_ptr() == x_BCHW.data_ptr() and y_BCHW.shape == x_BCHW.shape
-    return x_BCHW if same and y_BCHW.stride() == x_BCHW.stride() else _own(y_BCHW, x_BCHW)
+    if same and y_BCHW.stride() == x_BCHW.stride():
+        return x_BCHW, pooled_BC
+    return _own(y_BCHW, x_BCHW), None if pooled_BC is None else y_pooled_BC
 
 
 # Stems
@@ -203,8 +266,8 @@ class Stem(Protocol):
     def images(self, batch: int) -> torch.Tensor:
         """The images in the buffer, for routers that read them."""
 
-    def __call__(self) -> torch.Tensor:
-        """The input of the first block."""
+    def __call__(self) -> tuple[torch.Tensor, Pooled]:
+        """The input of the first block, and its pooled features if they are at hand."""
 
 
 class PlainStem:
@@ -220,8 +283,8 @@ class PlainStem:
     def images(self, batch: int) -> torch.Tensor:
         return self.buffer[:batch]
 
-    def __call__(self) -> torch.Tensor:
-        return _own(self.stem(self.buffer), self.buffer)
+    def __call__(self) -> tuple[torch.Tensor, Pooled]:
+        return _own(self.stem(self.buffer), self.buffer), None
 
 
 class BlockedStem:
@@ -234,6 +297,7 @@ class BlockedStem:
     def __init__(self, conv: Conv, pool: nn.Module, images_BCHW: torch.Tensor, number: int) -> None:
         _, self.channels, height, width = images_BCHW.shape
         self.sides, self.pool, self.bias = (height // 2, width // 2), pool, conv.bias
+        self.pools_3x3 = kernels.available(images_BCHW.device) and str(pool) == str(nn.MaxPool2d(3, 2, 1))
         taps = F.pad(conv.weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2))  # O×C×4×2×4×2
         weight = taps.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
         self.weight = F.pad(weight, (0, 0, 0, 0, 0, 16 - weight.shape[1])).contiguous(memory_format=torch.channels_last)
@@ -263,8 +327,13 @@ class BlockedStem:
     def images(self, batch: int) -> torch.Tensor:
         return self._inside(batch).permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
 
-    def __call__(self) -> torch.Tensor:
-        return self.pool(_conv_relu(self.buffer, self.weight, self.bias, (1, 1), (0, 0)))
+    def __call__(self) -> tuple[torch.Tensor, Pooled]:
+        x_BCHW = _conv_relu(self.buffer, self.weight, self.bias, (1, 1), (0, 0))
+        if not self.pools_3x3:
+            return self.pool(x_BCHW), None
+        from codinet.kernels.rows.stem_rows import max_pool  # needs Triton
+
+        return max_pool(x_BCHW)
 
 
 def _conv_relu(
@@ -282,25 +351,37 @@ def _conv_relu(
 class _FCScores:
     """Scores of the default routers. Only images that ran a block are pooled again."""
 
-    def __init__(self, routers: list[FCRouter]) -> None:
-        self.routers = routers
-        self.pooled_BC: torch.Tensor | None = None
+    def __init__(self, routers: list[FCRouter], listing: "Listing | None") -> None:
+        self.routers, self.listing = routers, listing
+        self.pooled_BC: Pooled = None
 
-    def features_changed(self, recorder: Recorder, x_BCHW: torch.Tensor) -> None:
-        self.pooled_BC = recorder.record(lambda: pool(x_BCHW))
+    def features_changed(self, recorder: Recorder, x_BCHW: torch.Tensor, pooled_BC: Pooled) -> None:
+        self.pooled_BC = recorder.record(partial(_pool, x_BCHW)) if pooled_BC is None else pooled_BC
 
     def parts(self, recorder: Recorder, k: int, _x_BCHW: torch.Tensor, batch: int) -> torch.Tensor:
         assert self.pooled_BC is not None
-        return recorder.record(partial(_fc_parts, self.routers[k], self.pooled_BC, batch))
+        return recorder.record(partial(_fc_parts, self.routers[k], self.pooled_BC, batch, self.listing, k))
 
 
-def _fc_parts(router: FCRouter, pooled_BC: torch.Tensor, batch: int) -> torch.Tensor:
+def _pool(x_BCHW: torch.Tensor) -> torch.Tensor:
+    if not (x_BCHW.is_cuda and x_BCHW.is_contiguous(memory_format=torch.channels_last)):
+        return pool(x_BCHW)
+    from codinet.kernels.rows.router_rows import pool_rows_  # faster than torch's reduction
+
+    pooled_BC = x_BCHW.new_empty(x_BCHW.shape[:2])
+    pool_rows_(pooled_BC, x_BCHW)
+    return pooled_BC
+
+
+def _fc_parts(
+    router: FCRouter, pooled_BC: torch.Tensor, batch: int, listing: "Listing | None", block: int
+) -> torch.Tensor:
     if not kernels.available(pooled_BC.device):
         return router.scores(pooled_BC[:batch]).float()[None]
     from codinet.kernels.rows.router_rows import score_parts  # needs Triton
 
     hidden, out = router.hidden, router.out
-    return score_parts(pooled_BC, (hidden.weight, hidden.bias), (out.weight, out.bias), batch)
+    return score_parts(pooled_BC, (hidden.weight, hidden.bias), (out.weight, out.bias), batch, listing, block)
 
 
 class _ModuleScores:
@@ -312,7 +393,7 @@ class _ModuleScores:
         self.routers = routers
         self.state: State = recorder.record(lambda: routers.start(images_BCHW))
 
-    def features_changed(self, recorder: Recorder, x_BCHW: torch.Tensor) -> None:
+    def features_changed(self, recorder: Recorder, x_BCHW: torch.Tensor, pooled_BC: Pooled) -> None:
         pass
 
     def parts(self, recorder: Recorder, k: int, x_BCHW: torch.Tensor, batch: int) -> torch.Tensor:
@@ -334,12 +415,10 @@ class BlockRows(Protocol):
 
     keeps: bool  # whether the shortcut is known to be x itself
 
-    def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """The shortcut of all images."""
+    def skip(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, Pooled]:
+        """The shortcut of all images, and its pooled features if they are at hand."""
 
-    def run(
-        self, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: torch.Tensor | None, index_R: torch.Tensor
-    ) -> None:
+    def run(self, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: Pooled, listed: Listed) -> None:
         """Replace the shortcuts in y by the block's outputs for the listed images, and pool these."""
 
 
@@ -348,39 +427,48 @@ class CompiledRows:
 
     def __init__(self, block: FoldedBlock, compiled: Callable[..., Any]) -> None:
         self.block, self.keeps = block, block.keeps
-        self.skip, self.run_rows = compiled(block.skip), compiled(_run_rows)
+        self.shortcut, self.run_rows = compiled(block.skip), compiled(_run_rows)
 
-    def run(
-        self, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: torch.Tensor | None, index_R: torch.Tensor
-    ) -> None:
+    def skip(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, Pooled]:
+        return self.shortcut(x_BCHW), None
+
+    def run(self, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: Pooled, listed: Listed) -> None:
+        assert listed.number is None
+        index_R = listed.index_R
         if index_R.is_cuda and len(index_R) > 1:  # torch compiles length 1 separately
             torch._dynamo.mark_dynamic(index_R, 0)
-        # Compiled code would copy all of y first.
-        copy_rows(y_BCHW, index_R, self.run_rows(self.block, x_BCHW, y_BCHW, pooled_BC, index_R))
+        y_RCHW = self.run_rows(self.block, x_BCHW, y_BCHW, index_R)
+        # Compiled code would copy all of y to change some images.
+        if y_BCHW.is_cuda and all(y.is_contiguous(memory_format=torch.channels_last) for y in (y_BCHW, y_RCHW)):
+            from codinet.kernels.rows.put_rows import put_rows_  # needs Triton
+
+            put_rows_(y_BCHW, listed, y_RCHW, pooled_BC=pooled_BC)
+            return
+        copy_rows(y_BCHW, index_R, y_RCHW)
+        if pooled_BC is not None:
+            pooled_BC.index_copy_(0, index_R, pool(y_RCHW))
 
 
-def _run_rows(
-    block: FoldedBlock,
-    x_BCHW: torch.Tensor,
-    y_BCHW: torch.Tensor,
-    pooled_BC: torch.Tensor | None,
-    index_R: torch.Tensor,
-) -> torch.Tensor:
+def _run_rows(block: FoldedBlock, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, index_R: torch.Tensor) -> torch.Tensor:
     x_RCHW = x_BCHW.index_select(0, index_R)
-    y_RCHW = block.run(x_RCHW, x_RCHW if y_BCHW is x_BCHW else y_BCHW.index_select(0, index_R)).to(y_BCHW.dtype)
-    if pooled_BC is not None:
-        pooled_BC.index_copy_(0, index_R, pool(y_RCHW))
-    return y_RCHW
+    return block.run(x_RCHW, x_RCHW if y_BCHW is x_BCHW else y_BCHW.index_select(0, index_R)).to(y_BCHW.dtype)
 
 
 class BottleneckRows:
-    """A folded bottleneck in three kernels. The first reads images by index, the last adds to them in place."""
+    """A folded bottleneck in three kernels. The first reads images by index, the last adds to them in place.
 
-    def __init__(self, block: FoldedBottleneck) -> None:
-        self.block, self.keeps = block, block.keeps
-        self.first, self.middle, self.last = block.convs
-        self.weights = [conv.weight.flatten(1).contiguous() for conv in (self.first, self.last)]
-        self.project = block.project
+    The 3×3 convolution is cuDNN's, but with a listing our own, because cuDNN cannot read a count.
+    """
+
+    def __init__(self, block: FoldedBottleneck, listing: "Listing | None" = None) -> None:
+        from codinet.kernels.rows.conv_rows import Weights  # needs Triton
+
+        self.keeps, self.middle = block.keeps, block.convs[1]
+        self.convs = [Weights.of(conv.weight, conv.bias, conv.stride[0]) for conv in block.convs]
+        self.projection = None
+        if block.project is not None:
+            self.projection = Weights.of(block.project.weight, block.project.bias, block.project.stride[0])
+        self.counters = None if listing is None else listing.arrived
 
     @staticmethod
     def supports(block: FoldedBottleneck, images_BCHW: torch.Tensor) -> bool:
@@ -391,22 +479,21 @@ class BottleneckRows:
         widths = [width for conv in ends for width in conv.weight.shape[:2]]
         return all(width % 128 == 0 or width in (16, 32, 64) for width in widths)
 
-    def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        from codinet.kernels.rows.conv_rows import conv_rows  # needs Triton
+    def skip(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, Pooled]:
+        from codinet.kernels.rows.conv_rows import conv_rows
 
-        if self.project is None:
-            return x_BCHW
-        weight, bias, stride, _ = self.project
-        return conv_rows(x_BCHW, weight.flatten(1), bias, stride=stride[0], relu=False)
+        assert self.projection is not None
+        pooled_BC = x_BCHW.new_empty(len(x_BCHW), len(self.projection.bias_N))
+        y_BCHW = conv_rows(x_BCHW, self.projection, relu=False, pooled_BC=pooled_BC, arrived=self.counters)
+        return y_BCHW, pooled_BC
 
-    def run(
-        self, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: torch.Tensor | None, index_R: torch.Tensor
-    ) -> None:
+    def run(self, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: Pooled, listed: Listed) -> None:
         from codinet.kernels.rows.conv_rows import add_conv_rows_, conv_rows
-        from codinet.kernels.rows.router_rows import pool_rows_
 
-        first, last = self.weights
-        h_RCHW = conv_rows(x_BCHW, first, self.first.bias, stride=self.first.stride[0], index_R=index_R)
-        add_conv_rows_(y_BCHW, index_R, _conv_relu(h_RCHW, *self.middle), last, self.last.bias)
-        if pooled_BC is not None:
-            pool_rows_(pooled_BC, y_BCHW, index_R)
+        (first, middle, last), counters = self.convs, self.counters
+        h_RCHW = conv_rows(x_BCHW, first, listed=listed, gather=True, arrived=counters)
+        if listed.number is None:
+            h_RCHW = _conv_relu(h_RCHW, *self.middle)
+        else:
+            h_RCHW = conv_rows(h_RCHW, middle, listed=listed, arrived=counters)
+        add_conv_rows_(y_BCHW, listed, h_RCHW, last, pooled_BC=pooled_BC, arrived=counters)
