@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from codinet.backbones import ARCHITECTURES, MOST_CLASSES, Block, ResNet
 from codinet.checks import (
@@ -329,6 +330,27 @@ def in_evaluation(model: object) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def without_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep forward passes in training mode from changing the running statistics of BatchNorms.
+
+    They still normalise by the batch. Nothing here waits for the device.
+    """
+    norms = [part for part in model.modules() if isinstance(part, _NormBase) and part.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    counters = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
+    counted = [counter.clone() for counter in counters]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for counter, number in zip(counters, counted, strict=True):
+            counter.copy_(number)
 
 
 class CoDiNet(ResNet, RoutedNetwork):

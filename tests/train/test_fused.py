@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from codinet.backbones import ARCHITECTURES, Architecture, Bottleneck
+from codinet.backbones import ARCHITECTURES, Architecture, BasicBlock, Bottleneck
 from codinet.create import create_model
 from codinet.kernels.block import fused_block
-from codinet.model import routed_step
+from codinet.model import routed_step, without_statistics
 from codinet.relaxation import hard
 from codinet.train import fused
 
@@ -79,3 +79,22 @@ def test_a_network_through_fused_blocks_gives_the_same_output_and_gradients(
             assert ((found - expected.grad).norm() / expected.grad.norm()).item() < 1e-2, name
     for (name, expected), got in zip(plain.named_buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("block", [BasicBlock(16, 16, 1, "3x3"), Bottleneck(64, 16, 1, "3x3")])
+def test_fused_blocks_can_leave_the_statistics(monkeypatch, block) -> None:
+    """As for the hard decisions that BlockDrop compares with."""
+    usual = fused.supports
+    monkeypatch.setattr(fused, "supports", lambda block, x, **more: usual(block, x.bfloat16(), **more))
+    block = block.to(DEVICE).train()
+    x_BCHW = 3 + torch.randn(2, 16 if isinstance(block, BasicBlock) else 64, 16, 16, device=DEVICE)
+    step, decisions_B = fused.FusedStep(pytest.fail), torch.ones(2, device=DEVICE)
+    arguments = block, None, x_BCHW, (), hard, decisions_B
+    before = {name: buffer.clone() for name, buffer in block.named_buffers()}
+    with torch.no_grad(), without_statistics(block):
+        alone_BCHW, *_ = step(*arguments)
+    for name, buffer in block.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    trained_BCHW, *_ = step(*arguments)
+    assert torch.equal(alone_BCHW, trained_BCHW)
+    assert not any(torch.equal(buffer, before[name]) for name, buffer in block.named_buffers())

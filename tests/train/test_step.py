@@ -11,6 +11,7 @@ from codinet.cost import CostTable, block_costs
 from codinet.data import random_views
 from codinet.data.batches import Resident
 from codinet.losses import Terms, consistency, diversity, expected_cost, total
+from codinet.methods.blockdrop import PolicyRouters
 from codinet.model import RoutedNetwork
 from codinet.relaxation import hard, run_probability
 from codinet.train.step import SUMS, Step, share_of_blocks
@@ -230,3 +231,60 @@ def test_smoothed_labels_are_torchs_own(two_blocks: Network, make_step: MakeStep
     )
     assert step.means()["classification"] == pytest.approx(smoothed.item(), rel=1e-6)
     assert smoothed.item() != pytest.approx(plain.item(), rel=1e-4)
+
+
+def with_policy(model: RoutedNetwork) -> RoutedNetwork:
+    """The same network with routers that have BatchNorms, and with scores on both sides of 0."""
+    torch.manual_seed(1)
+    routers = PolicyRouters(2, 1)
+    torch.nn.init.normal_(routers.out.weight)
+    torch.nn.init.zeros_(routers.out.bias)
+    model.routers = routers
+    return model
+
+
+def test_hard_decisions_change_nothing_in_the_network(two_blocks: Network, make_step: MakeStep) -> None:
+    """Neither running statistics, nor their counters, nor gradients, nor the random numbers of the sample."""
+    found = []
+    for greedy in (False, True):
+        step = make_step(with_policy(two_blocks(0)), LOSSES)
+        step.stage = replace(step.stage, greedy=greedy)  # the loss of this method does not use it
+        torch.manual_seed(5)
+        step()
+        step()
+        found.append(step)
+    for name, tensor in found[0].model.state_dict().items():
+        assert torch.equal(tensor, found[1].model.state_dict()[name]), name
+    assert torch.equal(found[0].sums, found[1].sums)
+    norms = [part for part in found[1].model.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    assert {(norm.momentum, int(norm.num_batches_tracked or 0)) for norm in norms} == {(0.1, 2)}
+
+
+@pytest.mark.parametrize("train_backbone", [False, True])
+def test_hard_decisions_are_those_of_the_mode_of_the_stage(
+    two_blocks: Network, make_step: MakeStep, train_backbone: bool
+) -> None:
+    step = make_step(with_policy(two_blocks(0)))
+    model, images_BCHW = step.model, torch.randn(8, 1, 6, 6)
+    assert model.routers is not None
+    with torch.no_grad():  # statistics that are wrong for these images
+        for part in model.modules():
+            if isinstance(part, torch.nn.BatchNorm2d):
+                assert part.running_mean is not None
+                part.running_mean.fill_(3.0)
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        assert each.routers is not None
+        each.train(train_backbone)
+        each.routers.train()
+    greedy, sampled = step._greedy_output(images_BCHW), twin(images_BCHW, decide=hard)
+    for name, tensor in greedy._asdict().items():
+        assert torch.equal(tensor, getattr(sampled, name)), name
+        assert not tensor.requires_grad
+    assert torch.equal(greedy.path_BN, hard(greedy.scores_BN2))
+    assert set(greedy.path_BN.unique().tolist()) == {0.0, 1.0}
+    inference = twin.eval()(images_BCHW, force=greedy.path_BN)
+    assert torch.allclose(greedy.logits_BK, inference.logits_BK) == (not train_backbone)
+    assert [part.training for part in model.modules()] == [
+        train_backbone or name.startswith("routers") for name, _ in model.named_modules()
+    ]

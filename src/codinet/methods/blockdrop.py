@@ -149,7 +149,10 @@ class BlockDropMethod(Method):
         routers.free_last(math.ceil(routers.number * (epoch + 1) / stage.epochs) if held else routers.number)
 
     def loss(self, classification: torch.Tensor, batch: PathBatch) -> PathLoss:
-        """L_cls + γ · cost − w · (reward of the sample − reward of hard decisions) · log π(sample) + decay."""
+        """L_cls + γ · cost − w · (reward of the sample − reward of hard decisions) · log π(sample) + decay.
+
+        Sample and hard decisions are of the network in the same mode, so that their rewards can be compared.
+        """
         output, greedy, losses, zero = batch.output, batch.greedy, batch.losses, torch.zeros_like(batch.gamma)
         assert greedy is not None
         gained_B, expected_B = (

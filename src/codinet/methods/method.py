@@ -37,7 +37,7 @@ class Stage:
     train_backbone: bool = True  # whether everything but the routers is trained
     meets_budget: bool = True  # whether γ and shifts of the run scores bring the network to its budget
     ramp: bool = True  # whether the target of the cost falls to the budget little by little
-    greedy: bool = False  # whether the loss compares with the output of hard decisions
+    greedy: bool = False  # whether the loss compares with the output of hard decisions; see `Step`
 
     def __post_init__(self) -> None:
         require_whole("epochs", self.epochs, 1, LARGEST_COUNT)

@@ -4,14 +4,12 @@ All of it is optional and changes only speed and rounding. Whatever fails is rep
 `build_step` is the one place that builds the step of a training.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from codinet import cuda_graphs
@@ -19,7 +17,7 @@ from codinet.data.batches import Loader
 from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.errors import UserError, first_line
 from codinet.kernels import available
-from codinet.model import RoutedNetwork, routed_step
+from codinet.model import RoutedNetwork, routed_step, without_statistics
 from codinet.train.distributed import World
 from codinet.train.stages import Stage
 from codinet.train.step import LogitsFn, Speed, Step, Task
@@ -115,27 +113,9 @@ def _try_build(task: Task, stage: Stage, execution: Execution) -> tuple[BuiltSte
 def _recomputing(speed: Speed, model: RoutedNetwork) -> Speed:
     """The same, but each block keeps its input only and is computed again in the backward pass."""
     step = speed.block or routed_step
-    norms = [part for part in model.modules() if isinstance(part, _NormBase) and part.track_running_stats]
     return speed._replace(
-        block=partial(checkpoint, step, use_reentrant=False), backward=partial(_without_statistics, norms)
+        block=partial(checkpoint, step, use_reentrant=False), backward=partial(without_statistics, model)
     )
-
-
-@contextmanager
-def _without_statistics(norms: Sequence[_NormBase]) -> Iterator[None]:
-    """Keep the second computation of blocks from changing the running statistics of their BatchNorms."""
-    momenta = [norm.momentum for norm in norms]
-    counters = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
-    counted = [counter.clone() for counter in counters]
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        for counter, number in zip(counters, counted, strict=True):
-            counter.copy_(number)
 
 
 def compiled() -> Speed:

@@ -23,7 +23,7 @@ from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
 from codinet.methods import method_named
 from codinet.methods.method import Method, PathBatch, PathLoss
-from codinet.model import RoutedNetwork, RoutedStep, in_evaluation
+from codinet.model import RoutedNetwork, RoutedStep, without_statistics
 from codinet.records import RoutedOutput
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import World
@@ -193,8 +193,12 @@ class Step:
 
     @torch.no_grad()
     def _greedy_output(self, inputs_BCHW: torch.Tensor) -> RoutedOutput:
-        """What the network would answer at inference."""
-        with in_evaluation(self.model):
+        """What the network answers with hard decisions, in the mode in which the stage trains it.
+
+        Parts that are trained normalise by the batch, as for sampled decisions. Their running statistics are those of
+        sampled paths, with which hard decisions can be at chance. They stay as they are.
+        """
+        with without_statistics(self.model):
             return self.model(inputs_BCHW, step=self.speed.block)
 
     def _freeze(self, teacher: Teacher) -> LogitsFn:
