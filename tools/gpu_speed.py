@@ -49,20 +49,17 @@ def table(rows: list[dict[str, Any]]) -> str:
         "faster",
         "realised",
     ]
-    lines = [" | ".join(["", *heads, "MB: static", "MB: routed", ""]).strip()]
-    lines.append("|---|---:|---|---|" + "---:|" * 7)
+    lines = [" | ".join(["", *heads, "MB: static", "MB: routed", "commit", ""]).strip()]
+    lines.append("|---|---:|---|---|" + "---:|" * 7 + "---|")
     for row in rows:
         static = row["static"]
         times = [f"{r['p50_ms']:.3g}" for r in (static, row)]
         ratios = [f"{row[name]:.2f}" for name in ("mac_speedup", "speedup", "realised")]
         memory = [f"{r['peak_mb']:.0f}" for r in (static, row)]
         cells = [f"`{row['network']}`", f"{row['batch']:,}", f"`{row['engine']}`", f"`{row['against']}`"]
-        lines.append("| " + " | ".join([*cells, *times, *ratios, *memory]) + " |")
-    told = {
-        f"{row['device'].removeprefix('NVIDIA ')}, torch {row['torch']}, {row['precision']}, commit {row['commit']}"
-        for row in rows
-    }
-    return "\n".join(lines) + "\n\n" + "; ".join(sorted(told)) + ".\n"
+        lines.append("| " + " | ".join([*cells, *times, *ratios, *memory, row["commit"]]) + " |")
+    settings = {f"{row['device'].removeprefix('NVIDIA ')}, torch {row['torch']}, {row['precision']}" for row in rows}
+    return "\n".join(lines) + "\n\n" + "; ".join(sorted(settings)) + ".\n"
 
 
 @styled

@@ -84,7 +84,6 @@ def compile_rows() -> None:
     """Compiles what a bottleneck of the `switch` engine launches, with and without a number of listed images."""
     from codinet.kernels.rows import Listed
     from codinet.kernels.rows.conv_rows import Weights, add_conv_rows_, conv_rows, split_counters
-    from codinet.kernels.rows.put_rows import put_rows_
     from codinet.kernels.rows.router_rows import Listing, score_parts
     from codinet.kernels.rows.stem_rows import max_pool
 
@@ -109,7 +108,6 @@ def compile_rows() -> None:
         h_RCHW = conv_rows(x_BCHW, first, listed=rows, gather=True, arrived=arrived)
         h_RCHW = conv_rows(h_RCHW, middle, listed=rows, arrived=arrived)
         add_conv_rows_(x_BCHW, rows, h_RCHW, last, pooled_BC=pooled_BC, arrived=arrived)
-    put_rows_(x_BCHW, Listed(listed.index_R), x_BCHW, pooled_BC=pooled_BC)
 
 
 def _launcher(tuning: Any, dtype: torch.dtype) -> tuple[Any, torch.Tensor, Any]:

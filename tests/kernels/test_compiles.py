@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 BLOCK = {"_pack", "conv3x3", "conv3x3_weight", "add_weights", "norm_forward", "norm_backward", "mix_forward"}
 BLOCK |= {"mix_backward", "_forward", "_backward", "batch_sums", "mix_inputs"}
-ROWS = {"_conv", "_pool", "_pool_parts", "_scores", "_max_pool", "_put"}
+ROWS = {"_conv", "_pool", "_pool_parts", "_scores", "_max_pool"}
 
 
 @pytest.mark.timeout(175)

@@ -8,6 +8,9 @@ from codinet.kernels.rows import Listed
 from codinet.routers import FCRouter
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Convolutions are for half precision. Triton's interpreter multiplies bfloat16 incorrectly.
+CONV_DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+CONV_TOLERANCE = {"atol": 5e-2, "rtol": 2e-2} if DEVICE.type == "cuda" else {"atol": 1e-3, "rtol": 1e-3}
 pytestmark = pytest.mark.skipif(not available(DEVICE), reason="needs Triton")
 
 
@@ -16,8 +19,23 @@ def features(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).to(DEVICE).contiguous(memory_format=torch.channels_last)
 
 
+def conv_features(*shape: int) -> torch.Tensor:
+    return features(*shape).to(CONV_DTYPE)
+
+
 def layer(outputs: int, inputs: int, side: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    return 0.1 * features(outputs, inputs, side, side), features(1, outputs, 1, 1).flatten()
+    return 0.1 * conv_features(outputs, inputs, side, side), conv_features(1, outputs, 1, 1).flatten()
+
+
+def convolved(
+    x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int = 1, padding: int = 0
+) -> torch.Tensor:
+    """The convolution of torch, exact enough to compare with."""
+    return torch.conv2d(x_BCHW.double(), weight.double(), bias.double(), stride, padding)
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), **CONV_TOLERANCE)
 
 
 def listed(*images: int, count: int | None = None) -> Listed:
@@ -31,27 +49,27 @@ def listed(*images: int, count: int | None = None) -> Listed:
 def test_a_convolution_of_listed_images(side: int, stride: int, index: list[int] | None) -> None:
     from codinet.kernels.rows.conv_rows import Weights, conv_rows
 
-    x_BCHW, (weight, bias) = features(5, 64, 7, 6), layer(32, 64, side)
+    x_BCHW, (weight, bias) = conv_features(5, 64, 7, 6), layer(32, 64, side)
     rows = None if index is None else listed(*index)
     y_RNHW = conv_rows(
         x_BCHW, Weights.of(weight, bias, stride), listed=rows, gather=rows is not None, relu=rows is not None
     )
     rows_RCHW = x_BCHW if rows is None else x_BCHW[rows.index_R]
-    expected = torch.conv2d(rows_RCHW, weight, bias, stride, side // 2)
-    torch.testing.assert_close(y_RNHW, expected if index is None else expected.relu(), atol=1e-3, rtol=1e-3)
+    expected = convolved(rows_RCHW, weight, bias, stride, side // 2)
+    assert_near(y_RNHW, expected if index is None else expected.relu())
 
 
 @pytest.mark.parametrize("positions", [(6, 6), (8, 8)])  # tiles that end with an image have 64 positions
 def test_a_convolution_added_to_listed_images(positions: tuple[int, int]) -> None:
     from codinet.kernels.rows.conv_rows import Weights, add_conv_rows_
 
-    y_BNHW, x_RCHW, (weight, bias) = features(5, 64, *positions), features(3, 32, *positions), layer(64, 32)
+    y_BNHW, x_RCHW, (weight, bias) = conv_features(5, 64, *positions), conv_features(3, 32, *positions), layer(64, 32)
     rows, pooled_BC = listed(0, 2, 3), torch.zeros(5, 64, device=DEVICE)
-    expected, index = y_BNHW.clone(), rows.index_R
-    expected[index] = (expected[index] + torch.conv2d(x_RCHW, weight, bias)).relu()
+    expected, index = y_BNHW.double(), rows.index_R
+    expected[index] = (expected[index] + convolved(x_RCHW, weight, bias)).relu()
     add_conv_rows_(y_BNHW, rows, x_RCHW, Weights.of(weight, bias, 1), pooled_BC=pooled_BC)
-    torch.testing.assert_close(y_BNHW, expected, atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(pooled_BC[index], expected[index].mean(dim=(2, 3)), atol=1e-3, rtol=1e-3)
+    assert_near(y_BNHW, expected)
+    assert_near(pooled_BC[index], expected[index].mean(dim=(2, 3)))
     assert not pooled_BC[[1, 4]].any()
 
 
@@ -60,20 +78,20 @@ def test_images_behind_the_count_stay_as_they_are(count: int) -> None:
     """Programs share the sum over 9 · 64 and 8 · 64 channels, and the counters are zero again afterwards."""
     from codinet.kernels.rows.conv_rows import Weights, _tiles, add_conv_rows_, conv_rows, split_counters
 
-    x_BCHW, rows = features(4, 64, 5, 5), listed(2, 0, 3, count=count)
+    x_BCHW, rows = conv_features(4, 64, 5, 5), listed(2, 0, 3, count=count)
     (inner, bias), (last, last_bias) = layer(512, 64, 3), layer(64, 512)
     middle, end, counters = Weights.of(inner, bias, 1), Weights.of(last, last_bias, 1), split_counters(x_BCHW)
     assert _tiles(3, 25, end, counted=True, shares=True).split == 2
-    expected, index = x_BCHW.clone(), rows.index_R[:count]
-    hidden = torch.conv2d(x_BCHW[index], inner, bias, padding=1).relu()
-    expected[index] = (expected[index] + torch.conv2d(hidden, last, last_bias)).relu()
+    expected, index = x_BCHW.double(), rows.index_R[:count]
+    hidden = convolved(x_BCHW[index], inner, bias, padding=1).relu()
+    expected[index] = (expected[index] + convolved(hidden, last, last_bias)).relu()
     pooled_BC = torch.zeros(4, 64, device=DEVICE)
     for _ in range(2 if count == 0 else 1):
         h_RCHW = conv_rows(x_BCHW, middle, listed=rows, gather=True, arrived=counters)
         add_conv_rows_(x_BCHW, rows, h_RCHW, end, pooled_BC=pooled_BC, arrived=counters)
         assert not counters.any()
-    torch.testing.assert_close(x_BCHW, expected, atol=5e-3, rtol=1e-3)
-    torch.testing.assert_close(pooled_BC[index], expected[index].mean(dim=(2, 3)), atol=5e-3, rtol=1e-3)
+    assert_near(x_BCHW, expected)
+    assert_near(pooled_BC[index], expected[index].mean(dim=(2, 3)))
     assert torch.equal(pooled_BC.any(dim=1).nonzero()[:, 0].sort().values, index.sort().values)
 
 
@@ -87,20 +105,6 @@ def test_only_listed_images_are_pooled() -> None:
     torch.testing.assert_close(pooled_BC, expected)
     pool_rows_(pooled_BC, x_BCHW)
     torch.testing.assert_close(pooled_BC, x_BCHW.mean(dim=(2, 3)))
-
-
-@pytest.mark.parametrize("pools", [False, True])
-def test_outputs_are_put_to_their_images(pools: bool) -> None:
-    from codinet.kernels.rows.put_rows import put_rows_
-
-    y_BCHW, x_RCHW, rows = features(5, 96, 9, 10), features(2, 96, 9, 10), listed(3, 0)
-    expected, pooled_BC = y_BCHW.clone(), torch.zeros(5, 96, device=DEVICE)
-    expected[rows.index_R] = x_RCHW
-    put_rows_(y_BCHW, rows, x_RCHW, pooled_BC=pooled_BC if pools else None)
-    assert torch.equal(y_BCHW, expected)
-    means_BC = torch.zeros_like(pooled_BC)
-    means_BC[rows.index_R] = x_RCHW.mean(dim=(2, 3))
-    torch.testing.assert_close(pooled_BC, means_BC if pools else torch.zeros_like(pooled_BC))
 
 
 @pytest.mark.parametrize("sides", [(6, 10), (7, 9), (17, 16)])

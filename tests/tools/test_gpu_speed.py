@@ -23,6 +23,6 @@ def test_a_row_has_both_times(tmp_path: Path) -> None:
     document = {"network": "resnet50", "rows": [other, static, {**ROW, **SPEED}], "environment": PLACE}
     (tmp_path / "a.json").write_text(json.dumps(document))
     head, _, row, _, measured = table(read_rows(tmp_path)).splitlines()
-    assert row == "| `resnet50` | 1,024 | `switch` | `static-compiled` | 3 | 2 | 2.00 | 1.50 | 0.75 | 20 | 10 |"
+    assert row == "| `resnet50` | 1,024 | `switch` | `static-compiled` | 3 | 2 | 2.00 | 1.50 | 0.75 | 20 | 10 | abc |"
     assert head.count("|") == row.count("|")
-    assert measured == "H200, torch 2.11.0, bfloat16, commit abc."
+    assert measured == "H200, torch 2.11.0, bfloat16."

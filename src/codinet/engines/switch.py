@@ -437,21 +437,18 @@ class CompiledRows:
         index_R = listed.index_R
         if index_R.is_cuda and len(index_R) > 1:  # torch compiles length 1 separately
             torch._dynamo.mark_dynamic(index_R, 0)
-        y_RCHW = self.run_rows(self.block, x_BCHW, y_BCHW, index_R)
         # Compiled code would copy all of y to change some images.
-        if y_BCHW.is_cuda and all(y.is_contiguous(memory_format=torch.channels_last) for y in (y_BCHW, y_RCHW)):
-            from codinet.kernels.rows.put_rows import put_rows_  # needs Triton
-
-            put_rows_(y_BCHW, listed, y_RCHW, pooled_BC=pooled_BC)
-            return
-        copy_rows(y_BCHW, index_R, y_RCHW)
-        if pooled_BC is not None:
-            pooled_BC.index_copy_(0, index_R, pool(y_RCHW))
+        copy_rows(y_BCHW, index_R, self.run_rows(self.block, x_BCHW, y_BCHW, pooled_BC, index_R))
 
 
-def _run_rows(block: FoldedBlock, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, index_R: torch.Tensor) -> torch.Tensor:
+def _run_rows(
+    block: FoldedBlock, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: Pooled, index_R: torch.Tensor
+) -> torch.Tensor:
     x_RCHW = x_BCHW.index_select(0, index_R)
-    return block.run(x_RCHW, x_RCHW if y_BCHW is x_BCHW else y_BCHW.index_select(0, index_R)).to(y_BCHW.dtype)
+    y_RCHW = block.run(x_RCHW, x_RCHW if y_BCHW is x_BCHW else y_BCHW.index_select(0, index_R)).to(y_BCHW.dtype)
+    if pooled_BC is not None:
+        pooled_BC.index_copy_(0, index_R, pool(y_RCHW))
+    return y_RCHW
 
 
 class BottleneckRows:
