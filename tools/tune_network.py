@@ -22,7 +22,7 @@ from codinet.checks import require_whole
 from codinet.create import create_model
 from codinet.engines.graph import GraphEngine, StaticGraphEngine
 from codinet.errors import UserError
-from codinet.kernels.network.network_tuning import WIDTHS, Tuning, tunings_for
+from codinet.kernels.network.network_tuning import Tuning, tunings_for
 from codinet.model import CoDiNet, RoutedNetwork, require_network
 
 REPEATS = 5  # launches per graph
@@ -48,7 +48,7 @@ class Timing:
 
 def candidates(batch: int, processors: int) -> list[Tuning]:
     """Returns the tuning in use, and the same with other numbers of routers evaluated at once."""
-    current = tunings_for(WIDTHS, batch, processors)[0]
+    current = tunings_for(batch, processors)[0]
     return [current, *(_with_lookahead(current, *counts) for counts in ((4, 4, 1), (8, 4, 2), (1, 1, 1)))]
 
 

@@ -210,14 +210,16 @@ class ResNet(nn.Module):
         return self.fc(x_BCHW.mean(dim=(2, 3)))
 
 
-def _small(depth: int) -> Architecture:
-    count = (depth - 2) // 6
-    return Architecture(BasicBlock, (count,) * 3, (16, 32, 64), image_size=32, paper_unit=2)
+def _small(depth: int, widening: int = 1) -> Architecture:
+    widths = tuple(widening * width for width in (16, 32, 64))
+    return Architecture(BasicBlock, ((depth - 2) // 6,) * 3, widths, image_size=32, paper_unit=2)
 
 
-# 14, 26 and 62 are static baselines: 0.38 and 0.8 of the cost of ResNet-32, and 0.55 of that of ResNet-110.
+# 14, 26 and 62 are static baselines: 0.38 and 0.8 of the cost of ResNet-32, and 0.55 of that of ResNet-110. 32x4 is a
+# teacher.
 ARCHITECTURES: dict[str, Architecture] = {
     **{f"resnet{depth}": _small(depth) for depth in (14, 20, 26, 32, 44, 56, 62, 74, 110)},
+    "resnet32x4": _small(32, widening=4),
     "resnet50": Architecture(Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512), image_size=224, paper_unit=1),
     "resnet101": Architecture(Bottleneck, (3, 4, 23, 3), (64, 128, 256, 512), image_size=224, paper_unit=1),
 }

@@ -139,7 +139,7 @@ def test_a_tuning_that_the_device_cannot_run_is_refused_before_launch(
 
 
 def test_the_smallest_tuning_gives_the_same(model: RoutedNetwork, images: torch.Tensor, assert_same: Same) -> None:
-    tuning = tunings_for((16, 32, 64), 1, 0, exact=True)[-1]
+    tuning = tunings_for(1, 0, exact=True)[-1]
     assert tuning == uniform(SMALL, 3)
     compare(GraphEngine(model, device=DEVICE, tuning=tuning), model, images[:1], assert_same)
 
@@ -250,6 +250,11 @@ def test_a_static_engine_takes_a_network_with_any_router(router: str, images: to
         reference = model(images[:1], force=torch.ones(6))
     output = StaticGraphEngine(model, device=DEVICE)(images[:1].to(DEVICE))
     torch.testing.assert_close(output.logits_BK.cpu(), reference.logits_BK, atol=1e-5, rtol=1e-5)
+
+
+def test_wide_networks_are_left_to_other_engines() -> None:
+    with torch.device("meta"):
+        assert "widths of 16, 32 and 64" in str(why_not(create_model("resnet32x4"), DEVICE))
 
 
 def test_why_not_does_not_copy_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

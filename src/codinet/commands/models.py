@@ -57,6 +57,7 @@ NETWORKS = (
     Network("resnet62", 30, 950_234, 1_003_430, 139_641_472),
     Network("resnet74", 36, 1_144_666, 1_209_298, 167_953_024),
     Network("resnet110", 54, 1_727_962, 1_826_902, 252_887_680),
+    Network("resnet32x4", 15, 7_386_186, 7_761_000, 1_096_485_376),
     Network("resnet50", 16, 25_557_032, 41_525_768, 4_089_184_256, image_size=224, classes=1000, paper_unit=1),
     Network("resnet101", 33, 44_549_160, 78_395_946, 7_801_405_440, image_size=224, classes=1000, paper_unit=1),
 )

@@ -21,7 +21,7 @@ from codinet.cuda_graphs import CapturedCall
 from codinet.engines.contract import Engine, InputSpec, fixed_path, require_finite
 from codinet.engines.folding import FoldedBasic, FoldedBlock, fold_blocks, fold_pair
 from codinet.errors import UserError
-from codinet.kernels.network.network_tuning import Tuning, tunings_for
+from codinet.kernels.network.network_tuning import WIDTHS, Tuning, tunings_for
 from codinet.kernels.network.network_weights import BlockWeights, GroupWeights, NetworkWeights, RouterWeights
 from codinet.model import CoDiNet, RoutedNetwork, require_network
 from codinet.records import RoutedOutput
@@ -54,8 +54,8 @@ def why_not(model: RoutedNetwork, device: torch.device, *, routers: bool = True)
     if routers and model.routers is not None and fc_routers(model.routers) is None:
         return f"The graph engine supports fc routers only, got {model.config.router}; use another engine."
     widths = {conv.out_channels for block in blocks for conv in (block.conv1, block.conv2)}
-    if any(width < 16 or width & (width - 1) for width in widths):
-        return "The graph engine needs widths that are powers of two and at least 16; use another engine."
+    if not widths <= set(WIDTHS):
+        return "The graph engine supports widths of 16, 32 and 64; use another engine."
     return None
 
 
@@ -179,8 +179,7 @@ class GraphEngine(Engine):
         on_gpu = self.device.type == "cuda"
         # Programs of one image wait for each other, which the interpreter cannot do.
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count if on_gpu else 0
-        widths = [group.channels for group in self.weights.groups]
-        known = tunings_for(widths, batch, processors, exact=self.dtype == torch.float32)
+        known = tunings_for(batch, processors, exact=self.dtype == torch.float32)
         tunings = known if self.tuning is None else [self.tuning]
         for tuning in tunings:
             if tuning not in self.packed:

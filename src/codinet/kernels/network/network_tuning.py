@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Form = Literal["taps", "rows", "pairs"]
-WIDTHS = 16, 32, 64  # channels of the groups that TUNINGS is for
+WIDTHS = 16, 32, 64  # channels of the groups of the networks that the kernel runs
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,10 @@ def uniform(cut: Cut, groups: int, *, split: int = 1) -> Tuning:
     return Tuning((cut,) * groups, split=split)
 
 
-def tunings_for(widths: Sequence[int], batch: int, processors: int, *, exact: bool = False) -> list[Tuning]:
+def tunings_for(batch: int, processors: int, *, exact: bool = False) -> list[Tuning]:
     """Returns tunings for a network, the fastest first.
 
     Args:
-        widths: Channels of each group of blocks.
         batch: Images per launch.
         processors: Multiprocessors of the device.
         exact: Compute in float32. Tensor cores would round, so products are sums in registers and have to be small.
@@ -71,12 +70,9 @@ def tunings_for(widths: Sequence[int], batch: int, processors: int, *, exact: bo
     Returns:
         The tuning to try first, and one that needs the least shared memory.
     """
+    known: Sequence[Tuning] = TUNINGS
     if exact:
-        cuts = tuple(Cut("taps", 64, 1, channels=min(width, 32)) for width in widths)
-        known: Sequence[Tuning] = [Tuning(cuts, warps=8, split=split) for split in (4, 2, 1)]
-    elif tuple(widths) == WIDTHS:
-        known = TUNINGS
-    else:
-        known = [uniform(Cut("taps", 64, 2, channels=16, lookahead=1), len(widths))]
+        cuts = tuple(Cut("taps", 64, 1, channels=min(width, 32)) for width in WIDTHS)
+        known = [Tuning(cuts, warps=8, split=split) for split in (4, 2, 1)]
     fastest = next(tuning for tuning in known if tuning.split == 1 or tuning.split * batch <= processors)
-    return [fastest, uniform(SMALL, len(widths))]
+    return [fastest, uniform(SMALL, len(WIDTHS))]
