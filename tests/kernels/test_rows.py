@@ -10,7 +10,7 @@ from codinet.routers import FCRouter
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Convolutions are for half precision. Triton's interpreter multiplies bfloat16 incorrectly.
 CONV_DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
-CONV_TOLERANCE = {"atol": 5e-2, "rtol": 2e-2} if DEVICE.type == "cuda" else {"atol": 1e-3, "rtol": 1e-3}
+CONV_ATOL, CONV_RTOL = (5e-2, 2e-2) if DEVICE.type == "cuda" else (1e-3, 1e-3)
 pytestmark = pytest.mark.skipif(not available(DEVICE), reason="needs Triton")
 
 
@@ -35,7 +35,7 @@ def convolved(
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found.double(), expected.double(), **CONV_TOLERANCE)
+    torch.testing.assert_close(found.double(), expected.double(), atol=CONV_ATOL, rtol=CONV_RTOL)
 
 
 def listed(*images: int, count: int | None = None) -> Listed:
