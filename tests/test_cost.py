@@ -31,7 +31,7 @@ def counted(function: Callable[..., Any], *args: Any) -> tuple[int, Any]:
 
 
 def layer_macs(layer: nn.Module, output: Any) -> int:
-    """By its formula; 0 for what is no convolution or matrix product, and for what is made of layers."""
+    """By its formula; 0 for modules that are neither convolution nor matrix product, and for containers."""
     if isinstance(layer, nn.Conv2d):
         return output.numel() * layer.in_channels // layer.groups * math.prod(layer.kernel_size)
     if isinstance(layer, nn.Linear):

@@ -124,7 +124,7 @@ def main() -> None:
             for name, us in row.get("kernels", []):
                 print(f"{'':16} {us:8.1f}  {name}")
         for share, (us, host) in whole.items():
-            print(f"{batch:5} {us:9.1f}  a call with {share} of the blocks, of which the host takes {host}")
+            print(f"{batch:5} {us:9.1f}  a call with {share} of the blocks; the host takes {host} of it")
 
 
 if __name__ == "__main__":

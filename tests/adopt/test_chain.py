@@ -1,4 +1,4 @@
-"""Routing over a network that is no ResNet, whose blocks are named."""
+"""Routing over a network that is not a ResNet and whose blocks are named."""
 
 import copy
 import pickle

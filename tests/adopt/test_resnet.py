@@ -1,4 +1,4 @@
-"""Routing over somebody else's ResNet."""
+"""Routing over a ResNet of another library."""
 
 import copy
 import pickle
@@ -391,7 +391,7 @@ def test_a_training_step_leaves_the_statistics_that_the_module_would_have(style:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_training_step_mixes_the_block_and_what_skipping_leaves(style: str) -> None:
-    """Worked block by block, none of which may change what the next router sees."""
+    """Blocks must not change what the next router sees."""
     torch.manual_seed(0)
     module = STYLES[style]().train()
     network, x_BCHW = make_dynamic(copy.deepcopy(module)), images(module, batch=4)

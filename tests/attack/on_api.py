@@ -383,7 +383,7 @@ def restore(state: Any) -> float:
 
 
 def forward(decide: Any = hard, **words: Any) -> RoutedOutput:
-    """Decisions by a function that gives something else, or by something that is no function."""
+    """Decisions by a function that returns something else, or by something that is not a function."""
     wrong = callable(decide) and decide not in (hard, gumbel)
     return model()(**words, decide=(lambda _scores: decide) if wrong else decide)
 

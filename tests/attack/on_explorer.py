@@ -424,7 +424,7 @@ def bytes_to_send(rng: random.Random) -> bytes:
 
 
 def connection(rng: random.Random, _folder: Path) -> None:
-    """Any bytes, in pieces, from clients of which some never end; then an upload must be answered within 2 s."""
+    """Any bytes, in pieces, from clients, some of which never finish; then an upload must be answered within 2 s."""
     address, logged, slow = server()
     content = bytes_to_send(rng)
     link = socket.create_connection(address, timeout=5)

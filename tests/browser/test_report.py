@@ -1,4 +1,4 @@
-"""The report in a real browser: every figure in sight and in words, nothing asked of anybody."""
+"""The report in a real browser: every figure is visible and described, and nothing is requested from other hosts."""
 
 import shutil
 from collections.abc import Callable

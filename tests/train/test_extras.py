@@ -139,7 +139,7 @@ def test_two_updates_worked_by_hand(two_blocks: Network) -> None:
 def test_the_decay_asked_for_is_the_highest(two_blocks: Network) -> None:
     model = two_blocks(0)
     average = Average(model, 0.25)
-    average.updates.fill_(2)  # of which 3/12 would come, just as much
+    average.updates.fill_(2)  # where the limit would be 3/12, just as much
     for updates, expected in ((2, 0.25), (3, 0.25), (1000, 0.25), (1, 2 / 11)):
         average.updates.fill_(updates)
         with torch.no_grad():

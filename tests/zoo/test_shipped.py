@@ -26,7 +26,7 @@ def test_the_files_are_in_the_package() -> None:
 
 def test_every_network_has_both_files_and_all_are_small() -> None:
     weights, about = ({file.stem for file in PACKAGED.glob(f"*.{kind}")} for kind in ("safetensors", "json"))
-    assert weights == about == {card.name for card in cards(PACKAGED)}  # which leaves out what is no card
+    assert weights == about == {card.name for card in cards(PACKAGED)}  # which leaves out files that are not cards
     assert sum(file.stat().st_size for file in PACKAGED.glob("*.safetensors")) <= LIMIT
 
 

@@ -34,7 +34,7 @@ def settle(model: RoutedNetwork, images_BCHW: torch.Tensor) -> RoutedNetwork:
     model = copy.deepcopy(model).train()
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
-        norm.momentum = None  # a plain average over batches, of which there is one
+        norm.momentum = None  # a plain average over batches; there is one batch
         norm.reset_running_stats()
     model(images_BCHW, force=torch.ones(len(model.blocks)))
     for norm in norms:

@@ -140,7 +140,7 @@ def _blocks_of(make: Any, name: str) -> str | None:
         if pattern is None:
             AdoptedResNet(module, None)
         return pattern or "layer*.*"
-    except Exception:  # not a ResNet; or a network of which the library raises anything
+    except Exception:  # not a ResNet, or any error of the library
         return None
 
 

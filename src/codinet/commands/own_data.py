@@ -36,7 +36,7 @@ def adapt_new(args: "Args", images: int, channels: int, *, resizable: bool) -> A
     """Add the start from the zoo to the flags of a new run.
 
     Args:
-        args: The flags, of which none decides about the start.
+        args: The flags; none of them decides about the start.
         images: Number of training images.
         channels: Channels of the images.
         resizable: Whether images can be resized, as those of a folder.

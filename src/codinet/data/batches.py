@@ -265,7 +265,7 @@ class SplitPlacer:
         self.left = _SPLITS_FRACTION * self.free
 
     def place_for_evaluation(self, split: Split) -> Resident | Stream:
-        """Return a split of which whole passes are made. Image files are decoded in the first pass, not here."""
+        """Return a split for whole passes. Image files are decoded in the first pass, not here."""
         images = split.images_NCHW
         if not isinstance(images, LazyImages):
             return self.place(split)

@@ -1,4 +1,4 @@
-"""The interface of a training method, and the stages of which trainings consist.
+"""The interface of a training method, and the stages of a training.
 
 A method names its routers, lists its stages and computes a loss. The training step is captured as a CUDA graph, so a
 loss must not wait for the device: it samples with torch and reads no values.

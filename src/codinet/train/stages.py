@@ -24,7 +24,7 @@ def decay_scale(done: float) -> float:
 def view_side(config: RunConfig, side: int, epoch: int) -> int:
     """Return the side length of the views of an epoch (`--grow-from`).
 
-    It grows in equal steps of at least GROW_STEP pixels. So few sizes occur, each of which needs a compiled step.
+    It grows in equal steps of at least GROW_STEP pixels, so that few sizes need a compiled step.
 
     Args:
         config: A resolved config.

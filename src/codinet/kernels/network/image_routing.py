@@ -84,7 +84,7 @@ def evaluate_routers(
     LOOKAHEAD: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Evaluates the routers of LOOKAHEAD blocks from k on, of which `left` exist.
+    """Evaluates the routers of LOOKAHEAD blocks from k on; only `left` of them exist.
 
     A router is Linear(C, C), ReLU, Linear(C, 2), packed by `network_weights`. Writes scores and path up to the first
     block that runs; later routers have to be evaluated again. Returns how many blocks are skipped before it, or
