@@ -406,3 +406,4 @@ def test_without_the_data_set_the_page_says_so_and_routes_uploads(visit: Callabl
         page.locator("#shown").wait_for()
         assert page.locator("#near li").count() == 12
         assert page.locator("#near button").count() == 0
+        page.close()  # before the server ends

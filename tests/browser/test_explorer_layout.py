@@ -124,3 +124,4 @@ def test_a_zoo_network_without_its_data_set_shows_the_images_that_come_with_it(
         page.locator("#gallery button.current").wait_for()
         assert page.locator("#near li").count() == 12
         page.locator("#accuracy", has_text="about 15.0 % at 60.0 % cost, on 500 test images").wait_for()
+        page.close()  # before the server ends: it may still load images
