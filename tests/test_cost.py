@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +117,18 @@ def test_counting_leaves_the_model_as_it_was() -> None:
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_neither_costs_nor_an_engine_need_the_compiler() -> None:
+    """Importing it takes as long as importing torch, so every command would start later."""
+    code = """
+import sys, torch
+from codinet import block_costs, compile_engine, create_model
+model = create_model("resnet20")
+block_costs(model, (3, 32, 32)), compile_engine(model, measure=False)(torch.zeros(1, 3, 32, 32))
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 # --- Eq. 10

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from codinet.checks import (
     require_image_shape,
@@ -22,7 +24,7 @@ from codinet.checks import (
     shown,
 )
 from codinet.errors import UserError, first_line
-from codinet.model import RoutedNetwork, require_network
+from codinet.model import CoDiNet, RoutedNetwork, in_evaluation, require_network
 
 _MOST = 2**53  # MACs that float64 represents exactly
 
@@ -100,7 +102,10 @@ class CostTable:
 
 
 def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> CostTable:
-    """Counts the multiply-adds of a network in one forward pass on the meta device.
+    """Counts the multiply-adds of a network in one forward pass.
+
+    Codinet's own networks on a CPU get a batch of no images. Others might not accept that, so a copy on the meta device
+    gets one image; the first use of that device takes a second or two, because it imports torch's compiler.
 
     Args:
         model: The network. It is not changed.
@@ -118,15 +123,13 @@ def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> Cost
         raise UserError(
             f"image_shape must have {model.in_channels} channels, as the network requires, got {image_shape}."
         )
-    # The counter of torch cannot handle a parameter that is the input of a module unless it is frozen.
-    shapes = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
-    for module in shapes.modules():
-        if type(module) in (nn.BatchNorm2d, nn.ReLU):  # no MACs, no new shape, and a third of the time on this device
-            module.forward = _unchanged
-    dtype = next((parameter.dtype for parameter in shapes.parameters()), torch.float32)
-    images = torch.empty(1, *image_shape, device="meta", dtype=dtype)
+    like = next(model.parameters(), torch.empty(0))
+    empty = isinstance(model, CoDiNet) and like.device.type == "cpu"
+    counted = model if empty else _shapes_of(model)
+    images = torch.empty(0 if empty else 1, *image_shape, device="cpu" if empty else "meta", dtype=like.dtype)
     try:
-        parts = _count_parts(shapes, images)
+        with in_evaluation(counted):
+            parts = _count_parts(counted, images)
     except UserError:
         raise
     except Exception as error:  # an adopted network may raise anything
@@ -136,32 +139,68 @@ def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> Cost
     return CostTable(*parts, image_shape=image_shape, paper_unit=model.paper_unit)
 
 
+def _shapes_of(model: RoutedNetwork) -> RoutedNetwork:
+    """A copy on the meta device."""
+    shapes = copy.deepcopy(model).to("meta")
+    for module in shapes.modules():
+        if type(module) in (nn.BatchNorm2d, nn.ReLU):  # no MACs, no new shape, and a third of the time on this device
+            module.forward = _unchanged
+    return shapes
+
+
 def _unchanged(x_BCHW: torch.Tensor) -> torch.Tensor:
     return x_BCHW
 
 
 @torch.no_grad()
 def _count_parts(
-    shapes: RoutedNetwork, images: torch.Tensor
+    model: RoutedNetwork, images: torch.Tensor
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     """Returns run_N, skip_N, router_N and fixed."""
-    fixed, x = _counted(shapes.stem, images)
-    once, state = (0, ()) if shapes.routers is None else _counted(shapes.routers.start, images)
+    fixed, x = _counted(model.stem, images)
+    once, state = (0, ()) if model.routers is None else _counted(model.routers.start, images)
     run, skip, router = [], [], []
-    for k, block in enumerate(shapes.blocks):
+    for k, block in enumerate(model.blocks):
         skip.append(_counted(block.shortcut, x)[0])
-        if shapes.routers is None:
+        if model.routers is None:
             router.append(0)
         else:
-            macs, (_, state) = _counted(shapes.routers.router(k), x, state)
+            macs, (_, state) = _counted(model.routers.router(k), x, state)
             router.append(macs + (once if k == 0 else 0))
         macs, x = _counted(block, x)
         run.append(macs)
-    return tuple(run), tuple(skip), tuple(router), fixed + _counted(shapes.head, x)[0]
+    return tuple(run), tuple(skip), tuple(router), fixed + _counted(model.head, x)[0]
 
 
 def _counted(function: Callable[..., Any], *args: Any) -> tuple[int, Any]:
     """Returns the MACs of a call and its result. Products outside layers, such as attention, are counted too."""
-    with FlopCounterMode(display=False) as counter:
+    with _FlopCounter() as counter:
         result = function(*args)
-    return counter.get_total_flops() // 2, result
+    return counter.flops // 2, result
+
+
+class _FlopCounter(TorchDispatchMode):
+    """Counts as `torch.utils.flop_counter.FlopCounterMode`, with its formulas. A batch of no images counts as one."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first operation imports torch's compiler, which takes as long as importing torch
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, formula = kwargs or {}, flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:  # an operation may consist of others that have a formula
+                result = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if result is NotImplemented else result
+        result = func(*args, **kwargs)
+        args, kwargs, out = tree_map_only(torch.Tensor, _shape, (args, kwargs, result))
+        self.flops += formula(*args, **kwargs, out_val=out)
+        return result
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(max(1, size) for size in tensor.shape)
