@@ -356,21 +356,11 @@ class _FCScores:
         self.pooled_BC: Pooled = None
 
     def features_changed(self, recorder: Recorder, x_BCHW: torch.Tensor, pooled_BC: Pooled) -> None:
-        self.pooled_BC = recorder.record(partial(_pool, x_BCHW)) if pooled_BC is None else pooled_BC
+        self.pooled_BC = recorder.record(partial(pool, x_BCHW)) if pooled_BC is None else pooled_BC
 
     def parts(self, recorder: Recorder, k: int, _x_BCHW: torch.Tensor, batch: int) -> torch.Tensor:
         assert self.pooled_BC is not None
         return recorder.record(partial(_fc_parts, self.routers[k], self.pooled_BC, batch, self.listing, k))
-
-
-def _pool(x_BCHW: torch.Tensor) -> torch.Tensor:
-    if not (x_BCHW.is_cuda and x_BCHW.is_contiguous(memory_format=torch.channels_last)):
-        return pool(x_BCHW)
-    from codinet.kernels.rows.router_rows import pool_rows_  # faster than torch's reduction
-
-    pooled_BC = x_BCHW.new_empty(x_BCHW.shape[:2])
-    pool_rows_(pooled_BC, x_BCHW)
-    return pooled_BC
 
 
 def _fc_parts(
