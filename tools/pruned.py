@@ -2,8 +2,9 @@
 
     python -m tools.pruned runs/r56-static --budget 0.39 --out pruned
     export CODINET_PRUNED=pruned CODINET_ALLOW_CODE=tools.pruned:network
-    codinet train cifar10 --arch tools.pruned:network --weights pruned/model.safetensors --no-routed --epochs 150 …
-    codinet train cifar10 --arch tools.pruned:network --blocks "layer*.*" --start RUN --budget 0.7 …
+    NETWORK='--arch tools.pruned:network --blocks layer*.*'
+    codinet train cifar10 $NETWORK --weights pruned/model.safetensors --no-routed --preset best --epochs 150 --out RUN
+    codinet train cifar10 $NETWORK --start RUN --teacher RUN --preset best --budget 0.7
 
 The run must be a network of basic blocks. Channels between the two convolutions of a block are removed, those with the
 smallest weights in the whole network first (Torch-Pruning's group magnitude, global), until the rest costs the budget.
