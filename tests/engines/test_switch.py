@@ -12,8 +12,9 @@ from codinet.create import create_model
 from codinet.cuda_switch import SIZES, Decisions, why_no_switch
 from codinet.engines import switch
 from codinet.engines.folding import Conv, FoldedBottleneck, fold
+from codinet.engines.partial_batch import BlockedStem, BottleneckRows, CompiledRows
 from codinet.engines.reference import MaskedEngine
-from codinet.engines.switch import BlockedStem, BottleneckRows, CompiledRows, HostSwitch, SwitchEngine, why_not
+from codinet.engines.switch import HostSwitch, SwitchEngine, why_not
 from codinet.errors import UserError
 from codinet.kernels import available
 from codinet.kernels.rows import Listed
