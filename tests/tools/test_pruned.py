@@ -47,8 +47,9 @@ def test_the_smallest_channels_go_and_the_rest_computes_the_same() -> None:
 def test_the_budget_is_met_closely(budget: float) -> None:
     model = settled()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    routed = make_dynamic(prune(model, SHAPE, budget), blocks=BLOCKS, image_shape=SHAPE)
-    static = make_dynamic(prune(model, SHAPE, budget), blocks=BLOCKS, router=None)
+    found = prune(model, SHAPE, budget)
+    routed = make_dynamic(found, blocks=BLOCKS, image_shape=SHAPE)
+    static = make_dynamic(found, blocks=BLOCKS, router=None)
     share = block_costs(static, SHAPE).static_macs / block_costs(model, SHAPE).static_macs
     assert budget - 0.02 < share <= budget
     assert len(routed.blocks) == 4  # the two that change the shape always run

@@ -71,8 +71,6 @@ def _conv(
         position_M = (tile_m % tiles_of_image) * BLOCK_M + m_M
         inside_M = position_M < positions
         image = tl.load(index_ptr + row).to(tl.int64) if GATHER or ADD else row.to(tl.int64)
-        source = image if GATHER else row.to(tl.int64)
-        target = image if ADD else row.to(tl.int64)
     else:
         if tile_m * BLOCK_M >= images * positions:
             return
@@ -81,9 +79,8 @@ def _conv(
         position_M = row_M % positions
         row = row_M // positions
         image = tl.load(index_ptr + row, mask=inside_M, other=0).to(tl.int64) if GATHER or ADD else row.to(tl.int64)
-        source = image if GATHER else row.to(tl.int64)
-        target = image if ADD else row.to(tl.int64)
-    source = source * in_height * in_width
+    source = (image if GATHER else row.to(tl.int64)) * in_height * in_width
+    target = image if ADD else row.to(tl.int64)
     k_K = tl.arange(0, BLOCK_K)
     y_MN = y_ptr + (target * positions + position_M)[:, None] * N + n_N[None, :]
     if ADD and SPLIT == 1:  # before the products, so that they hide its latency

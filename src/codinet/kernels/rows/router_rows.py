@@ -9,8 +9,6 @@ import triton.language as tl
 from codinet.kernels.launching import launch
 from codinet.kernels.rows import Listed
 
-MOST_LISTED = 64  # images of a batch that the kernel of the scores can list
-
 
 @triton.jit
 def _pool(
@@ -213,7 +211,7 @@ def score_parts(
         pooled_BC: Pooled features.
         hidden: Weight and bias of the hidden layer.
         out: Weight and bias of the output layer.
-        batch: How many rows of `pooled_BC` to score; at most `MOST_LISTED` with a listing.
+        batch: How many rows of `pooled_BC` to score; at most 64 with a listing, which one program writes.
         listing: Also decide, and list the images that run.
         block: The block that the router belongs to.
 
@@ -227,7 +225,7 @@ def score_parts(
     parts_PB2 = torch.empty(parts, batch, 2, device=pooled_BC.device)
     targets: tuple[torch.Tensor | None, ...] = (parts_PB2,) * 7
     if listing is not None:
-        assert batch <= min(MOST_LISTED, block_b)
+        assert batch <= block_b
         forced_BN, limit, scores_BN2, path_BN, listed, arrived = listing
         targets = arrived, forced_BN, limit, scores_BN2, path_BN, *listed
     launch(
