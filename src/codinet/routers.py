@@ -23,6 +23,8 @@ Router = Callable[[torch.Tensor, State], tuple[torch.Tensor, State]]
 
 A module with `per_position` returns scores_BHW2 instead, for a block that keeps the size of its input. Positions at
 which the block is skipped keep their features. `of_image` has the scores of the image.
+
+A router with `reads_means` needs only the means of the features over positions. It may be given those, B×C×1×1.
 """
 
 OPEN = 1.0  # initial bias of the run score, so that an untrained network runs its blocks
@@ -129,6 +131,8 @@ class FCRouter(nn.Module):
         width: Channels of the block's input.
     """
 
+    reads_means: ClassVar[bool] = True
+
     def __init__(self, width: int) -> None:
         super().__init__()
         require_width(width)
@@ -226,15 +230,25 @@ class RNNRouters(Routers):
 
     def router(self, k: int) -> Router:
         _require_index(k, len(self.widths))
-        return partial(self._score, str(self.widths[k]))
+        return _RNNRouter(self, str(self.widths[k]))
 
-    def _score(self, width: str, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+
+class _RNNRouter:
+    """The router of a block of a given width."""
+
+    reads_means: ClassVar[bool] = True
+
+    def __init__(self, routers: RNNRouters, width: str) -> None:
+        self.routers, self.width = routers, width
+
+    def __call__(self, features_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        routers = self.routers
         try:
-            embedded_BH = F.relu(self.embed[width](pool(features_BCHW)))
-            hidden_BH, cell_BH = self.lstm(embedded_BH, state)
-            return self.out(hidden_BH), (hidden_BH, cell_BH)
+            embedded_BH = F.relu(routers.embed[self.width](pool(features_BCHW)))
+            hidden_BH, cell_BH = routers.lstm(embedded_BH, state)
+            return routers.out(hidden_BH), (hidden_BH, cell_BH)
         except Exception:  # as above
-            explain_failure(features_BCHW, int(width), self.lstm.weight_ih)
+            explain_failure(features_BCHW, int(self.width), routers.lstm.weight_ih)
             raise
 
 
@@ -287,6 +301,7 @@ class HaltingRouter(nn.Module):
     """
 
     per_position: ClassVar[bool] = False  # whether halting scores are B×H×W
+    reads_means: ClassVar[bool] = True
     search_steps: ClassVar[int] = SEARCH_STEPS  # as of `Routers`
     raised: torch.Tensor
 
@@ -322,6 +337,7 @@ class FirstRouter(nn.Module):
         per_position: Whether halting scores are B×H×W.
     """
 
+    reads_means: ClassVar[bool] = True
     raised: torch.Tensor
 
     def __init__(self, *, per_position: bool) -> None:

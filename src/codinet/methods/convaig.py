@@ -1,7 +1,7 @@
 """Conv-AIG (Veit and Belongie, ECCV 2018): narrow gates, straight-through decisions, a target rate for each block."""
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -27,6 +27,8 @@ class NarrowRouter(nn.Module):
     Args:
         width: Channels of the block's input.
     """
+
+    reads_means: ClassVar[bool] = True
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ class SpatialRouter(HaltingRouter):
     """
 
     per_position = True
+    reads_means = False
     search_steps = 28  # bent scores may differ by 1e-6 only
     gentle: torch.Tensor  # 1 or 0
 

@@ -32,7 +32,7 @@ class FusedStep:
 
     def __init__(self, rest: RoutedStep, *, compile: Callable[..., Any] = lambda function: function) -> None:
         self.rest = rest
-        self.decide, self.scores = compile(_decide), compile(_scores)
+        self.decide, self.score = compile(_decide), compile(_score)
         self.convolutions, self.shortcut = compile(_convolutions), compile(_shortcut)
         self.last: tuple[torch.Tensor, torch.Tensor] | None = None  # a block's output, and its mean over pixels
 
@@ -67,13 +67,12 @@ class FusedStep:
         return y_BCHW, scores_B2, decision_B, state
 
     def _route(self, router: Router, x_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        if not isinstance(router, FCRouter):
-            scores_B2, state = router(x_BCHW, state)
-            return scores_B2.float(), state
-        pooled_BC, hidden, out = self._pooled(x_BCHW), router.hidden, router.out
-        if hidden.in_features in tile_sizes.WIDTHS:
-            return fc_scores(pooled_BC, hidden.weight, hidden.bias, out.weight, out.bias), state
-        return self.scores(router, pooled_BC), state
+        if isinstance(router, FCRouter) and router.hidden.in_features in tile_sizes.WIDTHS:
+            hidden, out = router.hidden, router.out
+            return fc_scores(self._pooled(x_BCHW), hidden.weight, hidden.bias, out.weight, out.bias), state
+        if getattr(router, "reads_means", False):
+            x_BCHW = self._pooled(x_BCHW)[:, :, None, None]
+        return self.score(router, x_BCHW, state)
 
     def _pooled(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if self.last is not None and self.last[0] is x_BCHW:
@@ -100,8 +99,9 @@ def _decide(decide: Decide, scores_B2: torch.Tensor) -> torch.Tensor:
     return decide(scores_B2)
 
 
-def _scores(router: FCRouter, pooled_BC: torch.Tensor) -> torch.Tensor:
-    return router.scores(pooled_BC).float()
+def _score(router: Router, x_BCHW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+    scores_B2, state = router(x_BCHW, state)
+    return scores_B2.float(), state
 
 
 def _convolutions(block: Bottleneck, x_BCHW: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,7 @@ class BlockKernels(EndKernels):
     def __init__(self, x_BCHW: torch.Tensor, tiles: Tiles) -> None:
         super().__init__(x_BCHW)
         self.tiles = tiles
-        self.shape = {"H": self.height, "W": self.width, "C": self.channels}
+        self.shape: dict[str, Any] = {"H": self.height, "W": self.width, "C": self.channels}
 
     def conv(
         self,
