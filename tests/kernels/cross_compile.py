@@ -83,14 +83,14 @@ def compile_block() -> None:
 def compile_rows() -> None:
     """Compiles what a bottleneck of the `switch` engine launches, with and without a number of listed images."""
     from codinet.kernels.rows import Listed
-    from codinet.kernels.rows.conv_rows import Weights, add_conv_rows_, conv_rows, split_counters
+    from codinet.kernels.rows.conv_rows import Weights, add_conv_rows_, conv_rows, zero_counters
     from codinet.kernels.rows.router_rows import Listing, score_parts
     from codinet.kernels.rows.stem_rows import max_pool
 
     def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
 
-    number, counters = zeros(1, dtype=torch.int32), split_counters(zeros(1))
+    number, counters = zeros(1, dtype=torch.int32), zero_counters(zeros(1))
     listed = Listed(zeros(2, dtype=torch.int64), number)
     x_BCHW, pooled_BC = max_pool(zeros(2, 512, 14, 14))
     listing = Listing(

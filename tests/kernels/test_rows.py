@@ -73,15 +73,18 @@ def test_a_convolution_added_to_listed_images(positions: tuple[int, int]) -> Non
     assert not pooled_BC[[1, 4]].any()
 
 
-@pytest.mark.parametrize("count", [0, 2, 3])
-def test_images_behind_the_count_stay_as_they_are(count: int) -> None:
-    """Programs share the sum over 9 · 64 and 8 · 64 channels, and the counters are zero again afterwards."""
-    from codinet.kernels.rows.conv_rows import Weights, _tiles, add_conv_rows_, conv_rows, split_counters
+@pytest.mark.parametrize(("count", "side"), [(0, 5), (2, 9), (3, 5)])
+def test_images_behind_the_count_stay_as_they_are(count: int, side: int) -> None:
+    """Programs share the sum over 9 · 64 and 8 · 64 channels, and the counters are zero again afterwards.
 
-    x_BCHW, rows = conv_features(4, 64, 5, 5), listed(2, 0, 3, count=count)
+    The last program of an image pools it. With a side of 9 it has two programs for each group of channels.
+    """
+    from codinet.kernels.rows.conv_rows import Weights, _tiles, add_conv_rows_, conv_rows, zero_counters
+
+    x_BCHW, rows = conv_features(4, 64, side, side), listed(2, 0, 3, count=count)
     (inner, bias), (last, last_bias) = layer(512, 64, 3), layer(64, 512)
-    middle, end, counters = Weights.of(inner, bias, 1), Weights.of(last, last_bias, 1), split_counters(x_BCHW)
-    assert _tiles(3, 25, end, counted=True, shares=True).split == 2
+    middle, end, counters = Weights.of(inner, bias, 1), Weights.of(last, last_bias, 1), zero_counters(x_BCHW)
+    assert _tiles(3, side * side, end, few=True).split == 2
     expected, index = x_BCHW.double(), rows.index_R[:count]
     hidden = convolved(x_BCHW[index], inner, bias, padding=1).relu()
     expected[index] = (expected[index] + convolved(hidden, last, last_bias)).relu()

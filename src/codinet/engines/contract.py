@@ -111,6 +111,12 @@ class Engine(ABC):
         )
 
 
+def unpack(outputs: torch.Tensor, batch: int, blocks: int) -> RoutedOutput:
+    """Views of a vector that has all logits, then all scores, then all paths, so that one copy takes them all."""
+    logits, scores, path = outputs.split([len(outputs) - 3 * batch * blocks, 2 * batch * blocks, batch * blocks])
+    return RoutedOutput(logits.view(batch, -1), scores.view(batch, blocks, 2), path.view(batch, blocks))
+
+
 def _require_finite_images(images_BCHW: torch.Tensor) -> None:
     bad_B = ~images_BCHW.isfinite().flatten(1).all(dim=1)
     if bad_B.any():

@@ -18,7 +18,7 @@ from codinet import kernels
 from codinet.backbones import BasicBlock
 from codinet.checks import require_kind, shown
 from codinet.cuda_graphs import CapturedCall
-from codinet.engines.contract import Engine, InputSpec, fixed_path, require_finite
+from codinet.engines.contract import Engine, InputSpec, fixed_path, require_finite, unpack
 from codinet.engines.folding import FoldedBasic, FoldedBlock, fold_blocks, fold_pair
 from codinet.errors import UserError
 from codinet.kernels.network.network_tuning import WIDTHS, Tuning, tunings_for
@@ -139,7 +139,7 @@ class GraphEngine(Engine):
         """
         batch = len(images_BCHW)
         outputs = self.new_outputs(batch)
-        buffers, logits_BK = self.launch_buffers(batch, outputs), self.output_parts(batch, outputs)[0]
+        buffers, logits_BK = self.launch_buffers(batch, outputs), unpack(outputs, batch, self.blocks).logits_BK
         buffers.limit.fill_(margin_limit(self.threshold))
         with self._on_device():
             launcher = self.fitting_launcher(self.to_input(images_BCHW), buffers)
@@ -193,17 +193,10 @@ class GraphEngine(Engine):
         limit = torch.zeros(1, device=self.device)
         counters_B2 = torch.zeros(batch, 2, dtype=torch.int32, device=self.device)
         force_BN = self.decided_N.to(self.device).repeat(batch, 1)
-        logits_BK, scores_BN2, path_BN = self.output_parts(batch, outputs)
-        return LaunchBuffers(limit, force_BN, logits_BK, scores_BN2, path_BN, counters_B2)
-
-    def output_parts(self, batch: int, outputs: torch.Tensor) -> list[torch.Tensor]:
-        """logits_BK, scores_BN2 and path_BN, which are consecutive in `outputs`."""
-        shapes = (batch, self.classes), (batch, self.blocks, 2), (batch, self.blocks)
-        parts = outputs.split([torch.Size(shape).numel() for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return LaunchBuffers(limit, force_BN, *unpack(outputs, batch, self.blocks), counters_B2)
 
     def new_outputs(self, batch: int) -> torch.Tensor:
-        """A vector for all outputs, so that one copy takes them out of a graph's memory."""
+        """A vector for all outputs; see `unpack`."""
         return torch.zeros(batch * (self.classes + 3 * self.blocks), device=self.device)
 
 
@@ -262,7 +255,7 @@ class _Ready:
             self.buffers.force_BN.copy_(self.engine.decided_N)
         self.forced = forced_BN is not None
         self.run(images_BCHW if isinstance(self.run, CapturedCall) else self.engine.to_input(images_BCHW))
-        return RoutedOutput(*self.engine.output_parts(self.batch, self.outputs.clone()))
+        return unpack(self.outputs.clone(), self.batch, self.engine.blocks)
 
 
 def _device(model: RoutedNetwork, device: Any) -> torch.device:

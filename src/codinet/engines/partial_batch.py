@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from codinet import kernels
 from codinet.cuda_switch import Body, Decisions, Result
 from codinet.engines.folding import Conv, FoldedBlock, FoldedBottleneck
-from codinet.engines.gather import copy_rows
 from codinet.kernels.rows import Listed
 from codinet.routers import FCRouter, Routers, State, pool
 
@@ -80,14 +79,16 @@ class BlockedStem:
     """
 
     def __init__(self, conv: Conv, pool: nn.Module, images_BCHW: torch.Tensor, number: int) -> None:
-        _, self.channels, height, width = images_BCHW.shape
-        self.sides, self.pool, self.bias = (height // 2, width // 2), pool, conv.bias
+        batch, channels, height, width = images_BCHW.shape
+        self.pool, self.bias = pool, conv.bias
         self.pools_3x3 = kernels.available(images_BCHW.device) and str(pool) == str(nn.MaxPool2d(3, 2, 1))
         taps = F.pad(conv.weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2))  # O×C×4×2×4×2
         weight = taps.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
         self.weight = F.pad(weight, (0, 0, 0, 0, 0, 16 - weight.shape[1])).contiguous(memory_format=torch.channels_last)
-        shape = number, 16, self.sides[0] + 3, self.sides[1] + 3
+        shape = number, 16, height // 2 + 3, width // 2 + 3
         self.buffer = images_BCHW.new_zeros(shape).to(memory_format=torch.channels_last)
+        inside = self.buffer[:batch, : 4 * channels, 2 : 2 + height // 2, 2 : 2 + width // 2]
+        self.pixels = inside.unflatten(1, (channels, 2, 2))  # B×C×2×2×(H/2)×(W/2)
 
     @staticmethod
     def supports(conv: Conv, images_BCHW: torch.Tensor) -> bool:
@@ -98,19 +99,13 @@ class BlockedStem:
         sides_even = all(side % 2 == 0 for side in images_BCHW.shape[2:])
         return geometry == ((7, 7), (2, 2), (3, 3)) and conv.weight.shape[1] <= 4 and sides_even
 
-    def _inside(self, batch: int) -> torch.Tensor:
-        """The images in the buffer as B×C×2×2×(H/2)×(W/2)."""
-        height, width = self.sides
-        inside = self.buffer[:batch, : 4 * self.channels, 2 : 2 + height, 2 : 2 + width]
-        return inside.unflatten(1, (self.channels, 2, 2))
-
     def fill(self, images_BCHW: torch.Tensor) -> None:
-        height, width = self.sides
-        pixels = images_BCHW.unflatten(3, (width, 2)).unflatten(2, (height, 2))  # B×C×(H/2)×2×(W/2)×2
-        self._inside(len(images_BCHW)).copy_(pixels.permute(0, 1, 3, 5, 2, 4))
+        image, channel, down, right = images_BCHW.stride()
+        strides = image, channel, down, right, 2 * down, 2 * right
+        self.pixels.copy_(images_BCHW.as_strided(self.pixels.shape, strides, images_BCHW.storage_offset()))
 
     def images(self, batch: int) -> torch.Tensor:
-        return self._inside(batch).permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
+        return self.pixels[:batch].permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
 
     def __call__(self) -> tuple[torch.Tensor, Pooled]:
         x_BCHW = _conv_relu(self.buffer, self.weight, self.bias, (1, 1), (0, 0))
@@ -212,18 +207,19 @@ class CompiledRows:
         index_R = listed.index_R
         if index_R.is_cuda and len(index_R) > 1:  # torch compiles length 1 separately
             torch._dynamo.mark_dynamic(index_R, 0)
-        # Compiled code would copy all of y to change some images.
-        copy_rows(y_BCHW, index_R, self.run_rows(self.block, x_BCHW, y_BCHW, pooled_BC, index_R))
+        self.run_rows(self.block, x_BCHW, y_BCHW, pooled_BC, index_R)
 
 
 def _run_rows(
     block: FoldedBlock, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: Pooled, index_R: torch.Tensor
-) -> torch.Tensor:
+) -> None:
     x_RCHW = x_BCHW.index_select(0, index_R)
     y_RCHW = block.run(x_RCHW, x_RCHW if y_BCHW is x_BCHW else y_BCHW.index_select(0, index_R)).to(y_BCHW.dtype)
+    # The compiler does this in place, in the kernel of the last operation. For `index_copy_` it would copy all of y.
+    y_BCHW.index_put_((index_R,), y_RCHW)
     if pooled_BC is not None:
-        pooled_BC.index_copy_(0, index_R, pool(y_RCHW))
-    return y_RCHW
+        written_RCHW = y_BCHW.index_select(0, index_R)  # one pass; from y_RCHW, its last operation is computed again
+        pooled_BC.index_put_((index_R,), pool(written_RCHW))
 
 
 class BottleneckRows:

@@ -26,7 +26,7 @@ import torch
 
 from codinet import cuda_graphs
 from codinet.cuda_switch import ROUTER, Body, Decisions, Result, SwitchGraph, why_no_switch
-from codinet.engines.contract import Engine, InputSpec
+from codinet.engines.contract import Engine, InputSpec, unpack
 from codinet.engines.folding import FoldedBlock, FoldedBottleneck, fold
 from codinet.engines.partial_batch import (
     BlockedStem,
@@ -163,14 +163,14 @@ class _Plan:
     def _record(self, device: torch.device) -> Callable[[], None]:
         """Record the network; returns what launches it."""
         if self.listing is not None:
-            self.graph, self.logits_BK = cuda_graphs.capture(
+            self.graph, self.outputs = cuda_graphs.capture(
                 partial(self._forward, Counted(self.listing.listed)), device, benchmark=True
             )
             return self.graph.replay
         graph = SwitchGraph(device)
         limits: dict[str, Any] = {"recompile_limit": _RECOMPILES, "accumulated_recompile_limit": _RECOMPILES}
         with torch._dynamo.config.patch(**limits), graph.building():
-            self.logits_BK = self._forward(graph)
+            self.outputs = self._forward(graph)
         return graph.launch
 
     def _rows_of(self, block: FoldedBlock, images_BCHW: torch.Tensor) -> BlockRows:
@@ -192,11 +192,11 @@ class _Plan:
         if self.launch is not None:
             self.launch()
         else:
-            self.logits_BK = self._forward(HostSwitch() if self.listing is None else Counted(self.listing.listed))
-        return RoutedOutput(self.logits_BK.clone(), decisions.scores_BN2.clone(), decisions.path_BN.clone())
+            self.outputs = self._forward(HostSwitch() if self.listing is None else Counted(self.listing.listed))
+        return unpack(self.outputs.clone(), self.batch, len(self.rows))
 
     def _forward(self, recorder: Recorder) -> torch.Tensor:
-        """Logits of the images in the buffer; records the network or runs it."""
+        """All outputs for the images in the buffer, see `unpack`; records the network or runs it."""
         x_BCHW, pooled_BC = recorder.record(self.stem)
         score: FCScores | ModuleScores = (
             FCScores(self.fc, self.listing)
@@ -213,7 +213,11 @@ class _Plan:
             if y_BCHW is not x_BCHW and k + 1 < len(self.rows):
                 score.features_changed(recorder, y_BCHW, pooled_BC)
             x_BCHW = y_BCHW
-        return recorder.record(lambda: self.head(x_BCHW[: self.batch]).float())
+        return recorder.record(lambda: self._outputs(x_BCHW))
+
+    def _outputs(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        logits_BK = self.head(x_BCHW[: self.batch]).float()
+        return torch.cat([each.flatten() for each in (logits_BK, self.decisions.scores_BN2, self.decisions.path_BN)])
 
 
 def _listing(
@@ -224,11 +228,11 @@ def _listing(
         return None
     if not all(BottleneckRows.supports(block, images_BCHW) for block in cast(list[FoldedBottleneck], blocks)):
         return None
-    from codinet.kernels.rows.conv_rows import split_counters
+    from codinet.kernels.rows.conv_rows import zero_counters
     from codinet.kernels.rows.router_rows import Listing
 
     count = torch.zeros(1, dtype=torch.int32, device=images_BCHW.device)
-    d, counters = decisions, split_counters(images_BCHW)
+    d, counters = decisions, zero_counters(images_BCHW)
     return Listing(d.forced_BN, d.limit, d.scores_BN2, d.path_BN, Listed(d.index, count), counters)
 
 

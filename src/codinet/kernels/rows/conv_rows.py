@@ -1,8 +1,11 @@
 """Convolutions of a bottleneck for listed images: 1×1 and 3×3, with bias, shortcut, ReLU and pooling.
 
 The images that run a block are never copied next to each other: the first convolution reads them where they are, and
-the last one adds its result to them. Where a launch has too few programs for the device, several programs divide the
-sum over the input channels, and the last one to arrive adds their parts, always in the same order.
+the last one adds its result to them.
+
+Small batches have `Counters`. Where a launch has too few programs for the device, several programs divide the sum over
+the input channels, and the last one to arrive adds their parts, always in the same order. The last program of an image
+pools it in the same way. The kernels are chained.
 """
 
 from typing import NamedTuple
@@ -11,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from codinet.kernels.launching import launch
+from codinet.kernels.launching import launch, wait_for_chain
 from codinet.kernels.rows import Listed
 from codinet.kernels.rows.router_rows import pool_parts_, pool_rows_
 
@@ -19,6 +22,8 @@ _PROGRAMS = 192  # a launch should have; an H200 has 132 multiprocessors
 _LARGEST_SPLIT = 8
 _MIN_STEPS = 4  # of the sum, for a program that shares it
 _WASTE = 1.07  # positions computed per position, up to which tiles may end with an image
+_POOLS = 1024  # images × tiles along the channels that the counters suffice for
+_LARGEST_POOL = 64  # tiles of an image that are added up at once
 
 
 @triton.jit
@@ -32,6 +37,8 @@ def _conv(
     sums_ptr,
     parts_ptr,
     arrived_ptr,
+    pooled_ptr,
+    pool_arrived_ptr,
     images,
     positions,  # of an output image
     width,  # of an output image
@@ -46,16 +53,22 @@ def _conv(
     ADD: tl.constexpr,
     RELU: tl.constexpr,
     POOL: tl.constexpr,
+    FINISH: tl.constexpr,
     PER_IMAGE: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    CHAINED: tl.constexpr = False,
 ):
     """y = relu(x W + b): GATHER reads images of x by index, ADD adds to images of y by index.
 
-    PER_IMAGE: a tile has positions of one image only. POOL: the sums of its channels are stored, too.
+    PER_IMAGE: a tile has positions of one image only, which has TILES of them. POOL: the sums of its channels are
+    stored, too. FINISH: the last program of an image adds them up and writes the means.
     """
+    wait_for_chain(CHAINED)
     tiles_n: tl.constexpr = N // BLOCK_N
     tile = tl.program_id(0)
     tile_m = tile // tiles_n
@@ -64,11 +77,10 @@ def _conv(
     if COUNTED:
         images = tl.load(count_ptr)
     if PER_IMAGE:
-        tiles_of_image = tl.cdiv(positions, BLOCK_M)
-        row = tile_m // tiles_of_image
+        row = tile_m // TILES
         if row >= images:
             return
-        position_M = (tile_m % tiles_of_image) * BLOCK_M + m_M
+        position_M = (tile_m % TILES) * BLOCK_M + m_M
         inside_M = position_M < positions
         image = tl.load(index_ptr + row).to(tl.int64) if GATHER or ADD else row.to(tl.int64)
     else:
@@ -128,6 +140,20 @@ def _conv(
     if POOL:
         sums_N = tl.sum(tl.where(inside_M[:, None], rounded_MN.to(tl.float32), 0.0), axis=0)
         tl.store(sums_ptr + tile_m.to(tl.int64) * N + n_N, sums_N)
+    if FINISH:
+        arrived = pool_arrived_ptr + row * tiles_n + tile % tiles_n
+        tl.debug_barrier()  # as above
+        if tl.atomic_add(arrived, 1, sem="acq_rel") != TILES - 1:
+            return
+        tl.store(arrived, 0)
+        t_T = tl.arange(0, BLOCK_T)
+        sums_TN = sums_ptr + (row.to(tl.int64) * TILES + t_T)[:, None] * N + n_N[None, :]
+        total_TN = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
+        for start in range(0, TILES, BLOCK_T):
+            inside_TN = (t_T < TILES - start)[:, None]
+            total_TN += tl.load(sums_TN + start * N, mask=inside_TN, other=0.0, cache_modifier=".cg")
+        mean_N = tl.sum(total_TN, axis=0) / positions
+        tl.store(pooled_ptr + target * N + n_N, mean_N.to(pooled_ptr.dtype.element_ty))
 
 
 class Weights(NamedTuple):
@@ -163,7 +189,7 @@ def conv_rows(
         gather: Whether to read the listed images from a batch. Otherwise x has only these, in the order of the list.
         relu: Whether to apply ReLU.
         pooled_BC: Gets the means of the result, if given. Not for listed images.
-        arrived: Zeros, one for each tile, that let programs share a sum; see `split_counters`.
+        arrived: For small batches: zeros from `zero_counters`, with which programs wait for each other.
 
     Returns:
         R×N×H′×W′, channels_last.
@@ -208,25 +234,25 @@ class _Tiles(NamedTuple):
     split: int
 
 
-def _tiles(images: int, positions: int, conv: Weights, *, counted: bool, shares: bool) -> _Tiles:
-    """Measured on an H200: tiles of 64 positions, as wide as leaves enough programs."""
+def _tiles(images: int, positions: int, conv: Weights, *, few: bool) -> _Tiles:
+    """Measured on an H200: tiles of 64 positions, as wide as leaves enough programs. Few images share sums."""
     channels, inputs = len(conv.bias_N), conv.weight_NK.shape[1] // conv.side**2
     block_m, block_k = 64, min(inputs, 64)
-    per_image = counted or -(-positions // block_m) * block_m <= _WASTE * positions
+    per_image = few or -(-positions // block_m) * block_m <= _WASTE * positions
     number = images * triton.cdiv(positions, block_m) if per_image else triton.cdiv(images * positions, block_m)
     widths = [width for width in (128, 64, 32) if channels % width == 0] or [channels]
     block_n = next((width for width in widths if number * (channels // width) >= _PROGRAMS), widths[-1])
     split, steps = 1, conv.side**2 * inputs // block_k
-    while shares and split < _LARGEST_SPLIT and steps % (2 * split) == 0 and steps // (2 * split) >= _MIN_STEPS:
+    while few and split < _LARGEST_SPLIT and steps % (2 * split) == 0 and steps // (2 * split) >= _MIN_STEPS:
         if number * (channels // block_n) * split >= _PROGRAMS // 2:
             break
         split *= 2
     return _Tiles(per_image, number, block_m, block_n, block_k, split)
 
 
-def split_counters(images_BCHW: torch.Tensor) -> torch.Tensor:
-    """Zeros for the launches of one stream, which let programs share a sum."""
-    return torch.zeros(_PROGRAMS, dtype=torch.int32, device=images_BCHW.device)
+def zero_counters(images_BCHW: torch.Tensor) -> torch.Tensor:
+    """Counters for the launches of one stream, with which programs wait for each other. Each launch leaves zeros."""
+    return torch.zeros(_PROGRAMS + _POOLS, dtype=torch.int32, device=images_BCHW.device)
 
 
 def _launch(
@@ -244,15 +270,19 @@ def _launch(
 ) -> None:
     channels = len(conv.bias_N)
     positions = y_BNHW.shape[2] * y_BNHW.shape[3]
-    counted = listed is not None and listed.number is not None
-    tiles = _tiles(number, positions, conv, counted=counted, shares=arrived is not None)
+    counted, few = listed is not None and listed.number is not None, arrived is not None
+    assert few or not counted
+    tiles = _tiles(number, positions, conv, few=few)
+    tiles_n = channels // tiles.block_n
     fused = pooled_BC is not None and tiles.per_image
+    finish = fused and few and number * tiles_n <= _POOLS
+    tiles_of_image = triton.cdiv(positions, tiles.block_m) if tiles.per_image else 1
     sums = x_BCHW.new_empty(tiles.number, channels, dtype=torch.float32) if fused else x_BCHW
-    shared = tiles.number * (channels // tiles.block_n) * tiles.split * tiles.block_m * tiles.block_n
+    shared = tiles.number * tiles_n * tiles.split * tiles.block_m * tiles.block_n
     parts = x_BCHW.new_empty(shared, dtype=torch.float32) if tiles.split > 1 else x_BCHW
     launch(
         _conv,
-        (tiles.number * (channels // tiles.block_n), tiles.split),
+        (tiles.number * tiles_n, tiles.split),
         x_BCHW,
         x_BCHW if listed is None else listed.index_R,
         listed.number if listed is not None and counted else x_BCHW,
@@ -262,6 +292,8 @@ def _launch(
         sums,
         parts,
         x_BCHW if arrived is None else arrived,
+        x_BCHW if pooled_BC is None else pooled_BC,
+        x_BCHW if arrived is None else arrived[_PROGRAMS:],
         number,
         positions,
         y_BNHW.shape[3],
@@ -276,15 +308,19 @@ def _launch(
         ADD=add,
         RELU=relu,
         POOL=fused,
+        FINISH=finish,
         PER_IMAGE=tiles.per_image,
         SPLIT=tiles.split,
         BLOCK_M=tiles.block_m,
         BLOCK_N=tiles.block_n,
         BLOCK_K=tiles.block_k,
+        TILES=tiles_of_image,
+        BLOCK_T=min(triton.next_power_of_2(tiles_of_image), _LARGEST_POOL),
         num_warps=4,
         num_stages=3 if tiles.split == 1 else 4,
+        chained=few,
     )
-    if pooled_BC is not None:
+    if pooled_BC is not None and not finish:
         if fused:
             pool_parts_(pooled_BC, sums.view(number, -1, channels), positions, listed)
         else:

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from codinet.kernels.launching import launch
+from codinet.kernels.launching import launch, wait_for_chain
 from codinet.kernels.rows import Listed
 
 
@@ -137,8 +137,10 @@ def _scores(
     BLOCK_B: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CHAINED: tl.constexpr = False,
 ):
     """LIST: the last program to arrive adds the parts, decides, and lists the images that run."""
+    wait_for_chain(CHAINED)
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     h_H = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     k_K = tl.arange(0, BLOCK_K)
@@ -194,7 +196,7 @@ class Listing(NamedTuple):
     scores_BN2: torch.Tensor
     path_BN: torch.Tensor
     listed: Listed  # with a count
-    arrived: torch.Tensor  # one zero
+    arrived: torch.Tensor  # counters, see `conv_rows.zero_counters`
 
 
 def score_parts(
@@ -248,5 +250,6 @@ def score_parts(
         BLOCK_K=32 if exact else 128,
         num_warps=4,
         num_stages=3,
+        chained=listing is not None,
     )
     return parts_PB2
