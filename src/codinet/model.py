@@ -275,6 +275,19 @@ def routed_step(
     """
     shortcut_BCHW = block.shortcut(x_BCHW)
     y_BCHW = block.run(x_BCHW, shortcut_BCHW)
+    return routed_mix(router, x_BCHW, shortcut_BCHW, y_BCHW, state, decide, forced_B)
+
+
+def routed_mix(
+    router: Router | None,
+    x_BCHW: torch.Tensor,
+    shortcut_BCHW: torch.Tensor,
+    y_BCHW: torch.Tensor,
+    state: State,
+    decide: Decide,
+    forced_B: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
+    """`routed_step` once the shortcut and F(x) are computed."""
     if router is None:
         scores_B2 = x_BCHW.new_zeros(len(x_BCHW), 2, dtype=torch.float32)
         if forced_B is None:

@@ -41,6 +41,7 @@ def test_it_takes_bottlenecks_and_narrow_blocks_that_keep_their_shape_in_half_pr
         ("resnet14", "narrow", True, 3),
         ("resnet14", "rnn", True, 3),
         ("resnet14", "halting", True, 3),
+        ("resnet14", "spatial", True, 3),
         ("resnet14", "fc", False, 3),
         ("bottlenecks", "fc", True, 0),
         ("bottlenecks", "rnn", True, 0),

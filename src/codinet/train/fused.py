@@ -14,7 +14,7 @@ from codinet.kernels.block import tile_sizes
 from codinet.kernels.block.fused_block import BlockTensors, routed_block
 from codinet.kernels.block.routed_end import NormBuffers, routed_end, supports_end
 from codinet.kernels.block.router_kernels import fc_scores
-from codinet.model import RoutedStep
+from codinet.model import RoutedStep, routed_mix
 from codinet.relaxation import Decide
 from codinet.routers import FCRouter, Router, State
 
@@ -33,6 +33,7 @@ class FusedStep:
     def __init__(self, rest: RoutedStep, *, compile: Callable[..., Any] = lambda function: function) -> None:
         self.rest = rest
         self.decide, self.score = compile(_decide), compile(_score)
+        self.mix = compile(routed_mix)
         self.convolutions, self.shortcut = compile(_convolutions), compile(_shortcut)
         self.last: tuple[torch.Tensor, torch.Tensor] | None = None  # a block's output, and its mean over pixels
 
@@ -45,9 +46,14 @@ class FusedStep:
         decide: Decide,
         forced_B: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, State]:
-        static = router is None and forced_B is None
-        if not supports(block, x_BCHW, static=static) or getattr(router, "per_position", False):
+        per_position = getattr(router, "per_position", False)
+        static = per_position or (router is None and forced_B is None)
+        if not supports(block, x_BCHW, static=static):
             return self.rest(block, router, x_BCHW, state, decide, forced_B)
+        if per_position:  # the kernels mix whole images
+            assert isinstance(block, BasicBlock)
+            y_BCHW, _ = routed_block(x_BCHW, None, _tensors(block))
+            return self.mix(router, x_BCHW, x_BCHW, y_BCHW, state, decide, forced_B)
         if router is None:
             scores_B2 = torch.zeros(len(x_BCHW), 2, device=x_BCHW.device)
             decision_B = torch.ones_like(scores_B2[:, 0])
