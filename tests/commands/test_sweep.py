@@ -85,7 +85,7 @@ def test_a_killed_sweep_can_be_moved_continues_and_reports_failures(
     assert "holds another sweep (it lacks" in capsys.readouterr().err
     words.remove("--from-static")
     assert main(words) == 2
-    assert "it was started with --from-static" in capsys.readouterr().err
+    assert f"holds another sweep (it has {static})" in capsys.readouterr().err
 
 
 def test_finished_runs_are_shown_in_a_table_without_training(

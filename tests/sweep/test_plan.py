@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -138,9 +139,47 @@ def test_from_static_refuses_runs_that_have_a_start() -> None:
         from_static(plan(base))
 
 
+def test_starts_and_teachers_are_axes_that_share_one_static_run() -> None:
+    grid = Grid(method=("static", "vanilla"), start=("none", "static"), teacher=("none", "static"), seed=(4,))
+    found = {run.name: run.training_config(Path("out")).extra for run in plan(best("digits"), grid)}
+    static, source = "resnet32-static-seed4", "out/resnet32-static-seed4"
+    routed = "resnet32-vanilla-budget0.6-from-{}-taught-by-{}-seed4"
+    assert {name: (extra.start, extra.teacher, extra.distill) for name, extra in found.items()} == {
+        static: (None, None, None),
+        routed.format("none", "none"): (None, None, None),
+        routed.format("none", "static"): (None, source, 0.5),
+        routed.format("static", "none"): (source, None, None),
+        routed.format("static", "static"): (source, source, 0.5),
+    }
+
+
+def test_a_run_can_teach_routed_and_static_runs() -> None:
+    grid = Grid(method=("static", "codinet"), start=("static",), teacher=("runs/wide", "zoo:cifar10-resnet110-056"))
+    found = {run.name: (run.depends_on, run.training_config().extra) for run in plan(best("cifar10"), grid)}
+    taught = {name: extra.teacher for name, (_, extra) in found.items()}
+    static, codinet = "resnet32-static", "resnet32-codinet-budget0.6"
+    assert taught == {
+        f"{static}-seed0": None,  # which the routed runs start from
+        f"{static}-taught-by-wide-seed0": "runs/wide",
+        f"{static}-taught-by-zoo-cifar10-resnet110-056-seed0": "zoo:cifar10-resnet110-056",
+        f"{codinet}-taught-by-wide-seed0": "runs/wide",
+        f"{codinet}-taught-by-zoo-cifar10-resnet110-056-seed0": "zoo:cifar10-resnet110-056",
+    }
+    assert [(depends, extra.start) for depends, extra in found.values()] == [
+        *[(None, None)] * 3,
+        *[(f"{static}-seed0", f"{static}-seed0")] * 2,
+    ]
+
+
+def test_teachers_with_the_same_name_are_refused() -> None:
+    with pytest.raises(UserError, match="same name; rename"):
+        plan(best("digits"), Grid(teacher=("a/wide", "b/wide")))
+
+
 def test_overrides_replace_only_given_values() -> None:
-    config = Overrides(epochs=3, image_size=16, holdout=5, watch="train").apply(best("digits"))
+    config = Overrides(epochs=3, image_size=16, holdout=5, watch="train", cutout=8).apply(best("digits"))
     assert (config.data.image_size, config.data.holdout, config.data.watch) == (16, 5, "train")
+    assert config.extra == replace(best("digits").extra, cutout=8)
     assert (config.schedule.epochs, config.schedule.finetune) == (3, best("digits").schedule.finetune)
     assert Overrides().apply(config) == config
     assert Overrides(holdout=0, watch="test", image_size=16).apply(RunConfig("x")).data.holdout == 0

@@ -71,11 +71,11 @@ def test_plans_with_and_without_from_static_differ(
 ) -> None:
     out, command = fakes()
     run(out, planned, workers=4, command=command)
-    with pytest.raises(UserError, match=r"another sweep \(it was started without --from-static\)"):
+    with pytest.raises(UserError, match=r"another sweep \(it lacks .*static-seed0 and 1 more\)"):
         run(out, chained, command=command)
     other = out.with_name("other")
     run(other, chained, workers=4, command=command)
-    with pytest.raises(UserError, match=r"another sweep \(it was started with --from-static\)"):
+    with pytest.raises(UserError, match=r"another sweep \(start was .*static-seed0, now None\)"):
         run(other, [replace(plan, depends_on=None) for plan in chained], command=command)
 
 

@@ -29,7 +29,7 @@ class Args:
     preset: str = "paper"
     """Recipe of all runs: paper, best, quick or demo. Other flags replace its values."""
     from_static: bool = False
-    """Use the static run of the same network and seed as start and teacher of each routed run; add it if missing."""
+    """The same as --start static --teacher static, also for a table or figure of the paper."""
     out: Path | None = None
     """Folder of the sweep. Default: runs/ and a name made from the source. Repeat the command to continue the sweep."""
     workers: int = 1
@@ -72,7 +72,7 @@ def run(args: Args) -> dict[str, Path]:
     if args.from_static:
         planned = from_static(planned)
     out = args.out or Path("runs") / _name(args.source)
-    _require_data(args, out, planned)
+    _require_readable(args, out, planned)
     try:
         outcome = run_sweep(
             out,
@@ -124,14 +124,17 @@ def _name(source: str) -> str:
     return source if source in PAPERS else f"{Path(source).stem}-sweep"
 
 
-def _require_data(args: Args, out: Path, planned: list[PlannedRun]) -> None:
-    """Check that the data can be read before every run fails for the same reason. Folders may be large, so the
-    workers check them."""
+def _require_readable(args: Args, out: Path, planned: list[PlannedRun]) -> None:
+    """Check data, starts and teachers before every run fails for the same reason. Folders of images may be large, so
+    the workers check them."""
     from codinet.data.loading import load_for
+    from codinet.train.setup import read_sources
 
-    config = planned[0].config
-    if not Path(config.source).is_dir() and not all(is_finished(out, run) for run in planned):
-        load_for(config.source, args.data_root, config.data)
+    unfinished = [run.config for run in planned if not is_finished(out, run)]
+    for config in {(config.extra.start, config.extra.teacher): config for config in unfinished}.values():
+        read_sources(config, out, resume=False)
+    if unfinished and not Path(unfinished[0].source).is_dir():
+        load_for(unfinished[0].source, args.data_root, unfinished[0].data)
 
 
 def _list_papers(as_json: bool) -> None:

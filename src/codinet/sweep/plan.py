@@ -1,7 +1,8 @@
 """The plan of a sweep: from a grid of settings to a list of named runs.
 
 Configs that would train the same network become one run. Run names are built from the network, the method, the budget
-or gamma, and every other setting in which runs of the same method differ.
+or gamma, and every other setting in which runs of the same method differ. A routed run may start from the static run of
+its network and seed, or learn from it; the static run is then part of the plan.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +42,11 @@ _NAME_PARTS = (
     ("losses", "beta", "beta{}"),
     ("losses", "m_c", "mc{}"),
     ("losses", "m_d", "md{}"),
+    ("extra", "start", "from-{}"),
+    ("extra", "teacher", "taught-by-{}"),
 )
+STATIC, NONE = "static", "none"  # values of the axes start and teacher: the static run of the plan; no run
+_LINKS = ("start", "teacher")
 
 Row = tuple[RunConfig, Published | None]  # a config, and the paper's row that it reproduces
 
@@ -71,6 +76,10 @@ class Grid:
     """Margins of the consistency loss."""
     m_d: tuple[float, ...] = ()
     """Margins of the diversity loss."""
+    start: tuple[str, ...] = ()
+    """What runs start from: a run folder, zoo:NAME, none, or static: the static run of the network and seed."""
+    teacher: tuple[str, ...] = ()
+    """What runs learn from, likewise. static applies to routed runs only."""
     seed: tuple[int, ...] = ()
     """Seeds. Runs that differ only in the seed become one row: mean ± standard deviation."""
 
@@ -93,6 +102,8 @@ class Overrides:
     """Training images to hold out and evaluate on instead of the test set, to choose recipes."""
     watch: Literal["test", "train"] | None = None
     """What each epoch is evaluated on if nothing is held out. With "train" the test set is used once, at the end."""
+    cutout: int | None = None
+    """Side in pixels of a square that is blanked in every view."""
 
     def apply(self, config: RunConfig) -> RunConfig:
         """Return the config with the given values."""
@@ -100,7 +111,8 @@ class Overrides:
         def override(part: Any) -> Any:
             return _replace_given(part, **{name: value for name, value in vars(self).items() if hasattr(part, name)})
 
-        return replace(config, data=override(config.data), schedule=override(config.schedule))
+        data, schedule, extra = map(override, (config.data, config.schedule, config.extra))
+        return replace(config, data=data, schedule=schedule, extra=extra)
 
 
 @dataclass(frozen=True)
@@ -111,14 +123,15 @@ class PlannedRun:
     group: str  # the name without the seed
     config: RunConfig  # resolved
     paper: Published | None = None  # the paper's row that this run reproduces
-    depends_on: str | None = None  # name of the planned run that it starts from and learns from
+    depends_on: str | None = None  # name of the planned run that is trained first
+    links: tuple[str, ...] = ()  # what it is for this run: start, teacher or both
 
     def training_config(self, out: Path = Path()) -> RunConfig:
         """The config to train with in the sweep folder `out`. Without `out`, other runs are given by name only."""
         if self.depends_on is None:
             return self.config
-        source = str(out / self.depends_on)
-        return resolve(replace(self.config, extra=replace(self.config.extra, start=source, teacher=source)))
+        linked = dict.fromkeys(self.links, str(out / self.depends_on))
+        return resolve(_with_extra(self.config, **linked))
 
 
 def plan(base: RunConfig, grid: Grid | None = None, *, gpu: bool = False) -> list[PlannedRun]:
@@ -137,10 +150,11 @@ def plan(base: RunConfig, grid: Grid | None = None, *, gpu: bool = False) -> lis
     costs += [{"budget": None, "gamma": weight} for weight in grid.gamma]
     axes: tuple[Sequence[Any], ...] = (
         *(grid.arch, grid.method, grid.router, grid.relaxation, costs),
-        *(grid.alpha, grid.beta, grid.m_c, grid.m_d),
+        *(grid.alpha, grid.beta, grid.m_c, grid.m_d, grid.start, grid.teacher),
     )
     rows: list[Row] = []
-    for arch, method, router, relaxation, cost, alpha, beta, m_c, m_d in product(*(axis or (None,) for axis in axes)):
+    for values in product(*(axis or (None,) for axis in axes)):
+        arch, method, router, relaxation, cost, alpha, beta, m_c, m_d, start, teacher = values
         if method is not None and method not in METHODS:
             raise unknown("method", method, METHODS)
         config = replace(
@@ -148,8 +162,17 @@ def plan(base: RunConfig, grid: Grid | None = None, *, gpu: bool = False) -> lis
             network=_replace_given(base.network, arch=arch, router=router, relaxation=relaxation),
             losses=_replace_given(replace(base.losses, **(cost or {})), alpha=alpha, beta=beta, m_c=m_c, m_d=m_d),
         )
-        rows.append((METHODS[method or "codinet"](config), None))
-    return plan_rows(rows, seeds=grid.seed, gpu=gpu)
+        config = METHODS[method or "codinet"](config)
+        # A static run cannot start from itself.
+        sources = {name: source for name, source in zip(_LINKS, (start, teacher), strict=True) if source is not None}
+        absent = (NONE,) if config.network.routed else (NONE, STATIC)
+        sources = {name: None if source in absent else source for name, source in sources.items()}
+        rows.append((_with_extra(config, **sources), None))
+    return _linked(plan_rows(rows, seeds=grid.seed, gpu=gpu))
+
+
+def _with_extra(config: RunConfig, **values: Any) -> RunConfig:
+    return replace(config, extra=replace(config.extra, **values))
 
 
 def _replace_given(part: Any, **values: Any) -> Any:
@@ -168,19 +191,44 @@ def plan_rows(rows: Iterable[Row], *, seeds: Sequence[int] = (), gpu: bool = Fal
 
 
 def from_static(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Make every routed run depend on the static run of the same network, seed and recipe.
+    """Make every routed run start from the static run of the same network, seed and recipe, and learn from it.
 
     Static runs that are missing from the plan are added in front, because other runs wait for them.
     """
     for run in planned:
-        if run.config.extra.start or run.config.extra.teacher:
+        if run.depends_on is None and (run.config.extra.start or run.config.extra.teacher):
             raise UserError(f"--from-static requires runs without a start or a teacher; {run.name} already has one.")
-    static = {run.name: canonical(as_static(run.config)) for run in planned if run.config.network.routed}
+    return _depending(planned, {run.name: _LINKS for run in planned if run.config.network.routed})
+
+
+def _linked(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The plan in which runs with STATIC as start or teacher depend on that run."""
+    links, runs = {}, []
+    for run in planned:
+        static = tuple(name for name in _LINKS if getattr(run.config.extra, name) == STATIC)
+        if static:
+            links[run.name] = static
+            unlinked: dict[str, Any] = dict.fromkeys(static)
+            distill = {"distill": None} if "teacher" in static else {}  # which follows from having a teacher
+            run = replace(run, config=_with_extra(run.config, **unlinked, **distill))
+        runs.append(run)
+    return _depending(runs, links)
+
+
+def _depending(planned: Sequence[PlannedRun], links: Mapping[str, tuple[str, ...]]) -> list[PlannedRun]:
+    """The plan in which the named runs use their static runs; these are added in front if they are missing."""
+    fresh = {"start": None, "teacher": None, "distill": None}
+    static = {run.name: canonical(as_static(_with_extra(run.config, **fresh))) for run in planned if run.name in links}
     existing = {run.config for run in planned}
     added = _name_runs({config: None for config in static.values() if config not in existing})
     names = {run.config: run.name for run in (*added, *planned)}
-    chained = [replace(run, depends_on=names[static[run.name]]) if run.name in static else run for run in planned]
-    return [*added, *chained]
+    return [
+        *added,
+        *(
+            replace(run, depends_on=names[static[run.name]], links=links[run.name]) if run.name in links else run
+            for run in planned
+        ),
+    ]
 
 
 def method_of(config: RunConfig) -> str:
@@ -225,12 +273,16 @@ def _name_runs(configs: Mapping[RunConfig, Published | None]) -> list[PlannedRun
         ]
         group = "-".join(words)
         runs.append(PlannedRun(f"{group}-seed{config.seed}", group, config, paper))
+    if len({run.name for run in runs}) < len(runs):
+        raise UserError("Two values of --start or --teacher have the same name; rename one of the run folders.")
     return runs
 
 
 def _format_value(value: Any) -> str:
+    if value is None:
+        return NONE
     if isinstance(value, str):
-        return value
+        return slug(Path(value).name)
     short = f"{value:g}"
     # Different numbers must have different names.
     return short if float(short) == value else repr(value)

@@ -37,13 +37,13 @@ def is_finished(out: Path, run: PlannedRun) -> bool:
         folder = open_run(out / run.name)
     except UserError:
         return False
-    config = folder.config
-    if run.depends_on is not None:
-        # The plan gives other runs by name, because the sweep folder may have been moved.
-        start, teacher = (path and Path(path).name for path in (config.extra.start, config.extra.teacher))
-        extra = replace(config.extra, start=start, start_sha256=None, teacher=teacher, teacher_sha256=None)
-        config = replace(config, extra=extra)
     planned = run.training_config()
+    # The plan has no digests, and gives other runs of the sweep by name, because the sweep folder may have been moved.
+    unpinned: dict[str, Any] = {"start_sha256": None, "teacher_sha256": None}
+    if run.depends_on is not None:
+        paths = {link: getattr(folder.config.extra, link) for link in run.links}
+        unpinned |= {link: path and Path(path).name for link, path in paths.items()}
+    config = replace(folder.config, extra=replace(folder.config.extra, **unpinned))
     # Where the plan leaves them open, the training records the view that it chose for a folder, and the size and the
     # crop that timm or torchvision states.
     library = parse_spec(planned.network.arch).library in (TIMM, TORCHVISION)
@@ -97,9 +97,6 @@ def _read_plan(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def _difference(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> str | None:
-    was_chained, is_chained = (any(config.get("start") for config in runs.values()) for runs in (before, now))
-    if was_chained != is_chained:
-        return f"it was started {'with' if was_chained else 'without'} --from-static"
     for names, verb in ((before.keys() - now.keys(), "has"), (now.keys() - before.keys(), "lacks")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
