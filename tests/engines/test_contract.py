@@ -13,7 +13,7 @@ from codinet.adopt import make_dynamic
 from codinet.create import create_model
 from codinet.engines.branch import BranchEngine
 from codinet.engines.contract import Engine, InputSpec
-from codinet.engines.folding import fold
+from codinet.engines.folded_network import fold
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import GraphEngine, StaticGraphEngine
 from codinet.engines.reference import MaskedEngine, StaticEngine

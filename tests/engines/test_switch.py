@@ -11,7 +11,8 @@ from codinet.bench.run_rate import settle, with_run_rate
 from codinet.create import create_model
 from codinet.cuda_switch import SIZES, Decisions, why_no_switch
 from codinet.engines import switch
-from codinet.engines.folding import Conv, FoldedBottleneck, fold
+from codinet.engines.folded_network import fold
+from codinet.engines.folding import Conv, FoldedBottleneck
 from codinet.engines.partial_batch import BlockedStem, BottleneckRows, CompiledRows
 from codinet.engines.reference import MaskedEngine
 from codinet.engines.switch import HostSwitch, SwitchEngine, why_not

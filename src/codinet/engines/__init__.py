@@ -6,7 +6,7 @@
 from codinet.engines.branch import BranchEngine
 from codinet.engines.choose import compile_engine
 from codinet.engines.contract import Engine
-from codinet.engines.folding import fold
+from codinet.engines.folded_network import fold
 from codinet.engines.gather import GatherEngine
 from codinet.engines.graph import GraphEngine, StaticGraphEngine
 from codinet.engines.reference import MaskedEngine, StaticEngine

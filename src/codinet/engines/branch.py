@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from codinet.engines.contract import Engine, InputSpec
-from codinet.engines.folding import fold
+from codinet.engines.folded_network import fold
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.relaxation import margin_limit
@@ -69,10 +69,9 @@ class BranchEngine(Engine):
             if forced is not None:
                 runs, active_11HW = forced[k] > 0.5, None
             if not block.keeps:
-                shortcut_1CHW = block.skip(x_1CHW)
-                y_1CHW = block.run(x_1CHW, shortcut_1CHW) if runs else shortcut_1CHW
+                y_1CHW = block.whole(x_1CHW) if runs else block.skip(x_1CHW)
                 if active_11HW is not None:
-                    y_1CHW = torch.where(active_11HW, y_1CHW, shortcut_1CHW)
+                    y_1CHW = torch.where(active_11HW, y_1CHW, block.skip(x_1CHW))
                 x_1CHW = self._bind(y_1CHW, scorer)
             elif runs and active_11HW is not None:
                 x_1CHW.copy_(torch.where(active_11HW, block.run(x_1CHW, x_1CHW), x_1CHW))
@@ -136,6 +135,18 @@ def active_positions(scores: torch.Tensor | None, limit: float) -> torch.Tensor 
     return (scores[..., 1] - scores[..., 0] >= limit)[:, None]
 
 
+# numpy divides larger products among threads of its own, however few torch may use (OpenBLAS 0.3.31, matrices times
+# vectors and products of matrices). Where other processes use the cores, these threads wait for each other for
+# milliseconds.
+ONE_THREAD = 2**18  # multiply-adds
+
+
+def parts_for_one_thread(matrix: np.ndarray) -> list[tuple[slice, np.ndarray]]:
+    """Groups of rows that are small enough for a product with a vector in one thread, and where they are."""
+    rows = max(1, ONE_THREAD // matrix.shape[1])
+    return [(slice(start, start + rows), matrix[start : start + rows]) for start in range(0, len(matrix), rows)]
+
+
 class FCWeights:
     """The weights of a network's `FCRouter`s, laid out for products with one vector."""
 
@@ -144,13 +155,13 @@ class FCWeights:
         self.means: dict[int, np.ndarray] = {}  # number of positions → the row that averages over them
 
     @staticmethod
-    def _augmented(router: FCRouter) -> tuple[np.ndarray, np.ndarray]:
-        """[W₁ b₁] and [W₂/2 W₂/2 b₂], for the vectors (z, 1) and (h, |h|, 1)."""
+    def _augmented(router: FCRouter) -> tuple[list[tuple[slice, np.ndarray]], np.ndarray]:
+        """[W₁ b₁] in parts and [W₂/2 W₂/2 b₂], for the vectors (z, 1) and (h, |h|, 1)."""
         hidden, out = router.hidden, router.out
         half = out.weight.detach() / 2
         first = torch.cat([hidden.weight.detach(), hidden.bias.detach()[:, None]], dim=1)
         second = torch.cat([half, half, out.bias.detach()[:, None]], dim=1)
-        return first.contiguous().numpy(), second.contiguous().numpy()
+        return parts_for_one_thread(first.contiguous().numpy()), second.contiguous().numpy()
 
     def mean_row(self, positions: int) -> np.ndarray:
         row = self.means.get(positions)
@@ -169,16 +180,21 @@ class FCScorer:
     def bind(self, x_1CHW: torch.Tensor) -> None:
         width = x_1CHW.shape[1]
         # In memory, channels_last features are positions × channels, so this is a view.
-        self.x_PC = x_1CHW.numpy().transpose(0, 2, 3, 1).reshape(-1, width)
-        self.mean_P = self.mean_row(len(self.x_PC))
+        x_PC = x_1CHW.numpy().transpose(0, 2, 3, 1).reshape(-1, width)
+        mean_P = self.mean_row(len(x_PC))
+        self.positions = [(mean_P[rows], part_PC) for rows, part_PC in parts_for_one_thread(x_PC)]
         self.pooled, self.hidden = np.ones(width + 1, np.float32), np.ones(2 * width + 1, np.float32)
         self.pooled_C, self.hidden_C, self.absolute_C = self.pooled[:-1], self.hidden[:width], self.hidden[width:-1]
 
     def score(self, k: int, changed: bool) -> list[float]:
         if changed:
-            np.dot(self.mean_P, self.x_PC, out=self.pooled_C)
-        weight_hidden, weight_out = self.layers[k]
-        weight_hidden.dot(self.pooled, self.hidden_C)
+            (mean_P, x_PC), *others = self.positions
+            np.dot(mean_P, x_PC, out=self.pooled_C)
+            for mean_P, x_PC in others:
+                self.pooled_C += mean_P.dot(x_PC)
+        parts_hidden, weight_out = self.layers[k]
+        for rows, weight_hidden in parts_hidden:
+            weight_hidden.dot(self.pooled, self.hidden_C[rows])
         np.absolute(self.hidden_C, self.absolute_C)
         weight_out.dot(self.hidden, self.scores_2)
         return self.scores_2.tolist()

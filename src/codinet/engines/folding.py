@@ -1,17 +1,11 @@
-"""A network with every BatchNorm folded into the convolution before it, as plain functions of tensors.
+"""Blocks of codinet's own networks with every BatchNorm folded into the convolution before it, as functions of tensors.
 
-All engines except the masked one are built from it, the static baseline too: no module calls, activations and sums in
-place, channels_last. Blocks of an adopted network keep their own forward and BatchNorms, because their contents are
-unknown. Routers are passed on unchanged.
-
-On the CPU in float32, `FusedConv` is one oneDNN call: the sum and the activation happen while the result is in cache,
-and weights are laid out for oneDNN once, at the first call. These are the operations that torch's own compiler emits.
-Where torch lacks them, and on other devices, the parts are computed one by one.
+No module calls, activations and sums in place, channels_last. On the CPU in float32, `FusedConv` is one oneDNN call:
+the sum and the activation happen while the result is in cache, and weights are laid out for oneDNN once, at the first
+call. These are the operations that torch's own compiler emits. Where torch lacks them, and on other devices, the parts
+are computed one by one.
 """
 
-import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, cast
 
@@ -19,10 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from codinet.backbones import BasicBlock, Block, Bottleneck, ResNet
-from codinet.engines.contract import require_finite
-from codinet.model import RoutedNetwork
-from codinet.routers import Routers
+from codinet.backbones import BasicBlock, Bottleneck
 
 
 class Conv(NamedTuple):
@@ -45,7 +36,7 @@ def has_fused() -> bool:
 
 
 class FusedConv:
-    """A convolution fused with what follows it: relu(conv(x)), or relu(conv(x) + other)."""
+    """A convolution fused with what follows it: conv(x), relu(conv(x)), or relu(conv(x) + other)."""
 
     def __init__(self, conv: Conv) -> None:
         self.conv = conv
@@ -56,6 +47,13 @@ class FusedConv:
             ops = torch.ops.mkldnn
             self.call, self.call_add = ops._convolution_pointwise.default, ops._convolution_pointwise.binary
             self.call_add_ = ops._convolution_pointwise_.binary
+
+    def plain(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """conv(x)."""
+        weight = self._weight(x_BCHW)
+        if weight is None:
+            return self.conv(x_BCHW)
+        return self.call(x_BCHW, weight, self.conv.bias, *self.geometry, "none", [], "")
 
     def relu(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """relu(conv(x))."""
@@ -94,6 +92,7 @@ class FoldedBlock:
 
     in_channels: int
     keeps = False  # whether the shortcut is known to be x itself; required by `run_inplace`
+    projects_twice = False  # whether `run` computes the shortcut again, which `whole` does not
     convs: tuple[Conv, ...] = ()  # of the residual branch, in order
     fused: tuple[FusedConv, ...] = ()  # the same convolutions, as they are called
 
@@ -104,6 +103,10 @@ class FoldedBlock:
     def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
         """The block's output as a new tensor; x and its shortcut do not change."""
         return self.fused[-1].add_relu(self._inner(x_BCHW), shortcut_BCHW)
+
+    def whole(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The block's output for any image that runs it, as a new tensor."""
+        return self.run(x_BCHW, self.skip(x_BCHW))
 
     def run_inplace(self, x_BCHW: torch.Tensor) -> None:
         """Write the block's output into x, which is channels_last."""
@@ -147,72 +150,10 @@ class FoldedBottleneck(FoldedBlock):
         if block.downsample is not None:
             conv, norm = block.downsample
             self.project = fold_pair(cast(nn.Conv2d, conv), cast(nn.BatchNorm2d, norm))
+            self.fused_project = FusedConv(self.project)
 
     def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return x_BCHW if self.project is None else self.project(x_BCHW)
-
-
-class UnfoldedBlock(FoldedBlock):
-    """A block with its own forward."""
-
-    def __init__(self, block: Block) -> None:
-        self.in_channels, self.block = block.in_channels, block
-
-    def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.block.shortcut(x_BCHW)
-
-    def run(self, x_BCHW: torch.Tensor, shortcut_BCHW: torch.Tensor) -> torch.Tensor:
-        return self.block.run(x_BCHW, shortcut_BCHW)
-
-
-@dataclass(frozen=True)
-class FoldedNetwork:
-    """The parts of a network, to be called in order."""
-
-    stem: Callable[[torch.Tensor], torch.Tensor]
-    blocks: Sequence[FoldedBlock]
-    head: Callable[[torch.Tensor], torch.Tensor]
-    routers: Routers | None
-    first: tuple[Conv, nn.Module] | None = None  # the convolution and the pooling of a ResNet's stem
-
-    def start(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        """The input of the first block, in its own memory, because engines write into it."""
-        x_BCHW = self.stem(images_BCHW.contiguous(memory_format=torch.channels_last))
-        same = x_BCHW.untyped_storage().data_ptr() == images_BCHW.untyped_storage().data_ptr()
-        return x_BCHW.clone() if same else x_BCHW
-
-
-def fold(model: RoutedNetwork) -> FoldedNetwork:
-    """A folded copy of a network in evaluation mode; the network itself does not change."""
-    require_finite(model)
-    model = copy.deepcopy(model).eval()
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has it, its stubs do not
-    blocks = fold_blocks(model)
-    if not isinstance(model, ResNet):
-        return FoldedNetwork(model.stem, blocks, model.head, model.routers)
-    conv = fold_pair(model.conv1, model.bn1)
-    return FoldedNetwork(_fold_stem(conv, model.pool), blocks, model.head, model.routers, (conv, model.pool))
-
-
-def fold_blocks(model: RoutedNetwork) -> list[FoldedBlock]:
-    """The folded blocks of a network in evaluation mode. Blocks that cannot be folded refer to the network's own."""
-    return [_fold_block(block) for block in model.blocks]
-
-
-def _fold_stem(conv: Conv, pool: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    fused = FusedConv(conv)
-    if isinstance(pool, nn.Identity):
-        return fused.relu
-    return lambda images_BCHW: pool(fused.relu(images_BCHW))
-
-
-def _fold_block(block: Block) -> FoldedBlock:
-    # By exact type: a subclass may compute something else.
-    if type(block) is BasicBlock:
-        return FoldedBasic(block)
-    if type(block) is Bottleneck:
-        return FoldedBottleneck(block)
-    return UnfoldedBlock(block)
+        return x_BCHW if self.project is None else self.fused_project.plain(x_BCHW)
 
 
 def fold_pair(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Conv:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from codinet.engines.batch_slices import run_in_slices
-from codinet.engines.branch import active_positions
+from codinet.engines.branch import ONE_THREAD, active_positions
 from codinet.engines.contract import Engine, InputSpec
-from codinet.engines.folding import FoldedBlock, fold
+from codinet.engines.folded_network import fold
+from codinet.engines.folding import FoldedBlock
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.relaxation import margin_limit
@@ -105,18 +106,23 @@ class _Batch:
 
     def _change_shape(self, block: FoldedBlock, runs_B: np.ndarray) -> None:
         """Apply a block whose shortcut is, or may be, a new tensor."""
-        x_BCHW, shortcut_BCHW, active_B1HW = self.x_BCHW, block.skip(self.x_BCHW), self.active_B1HW
-        if runs_B.all():
-            y_BCHW = block.run(x_BCHW, shortcut_BCHW)
-            shortcut_BCHW = y_BCHW if active_B1HW is None else torch.where(active_B1HW, y_BCHW, shortcut_BCHW)
-        elif runs_B.any():
-            runs_R = torch.from_numpy(runs_B.nonzero()[0]).to(x_BCHW.device)
-            kept_RCHW = take_rows(shortcut_BCHW, runs_R)
-            y_RCHW = block.run(take_rows(x_BCHW, runs_R), kept_RCHW)
-            if active_B1HW is not None:
-                y_RCHW = torch.where(active_B1HW[runs_R], y_RCHW, kept_RCHW)
-            copy_rows(shortcut_BCHW, runs_R, y_RCHW)
-        self.x_BCHW = shortcut_BCHW.contiguous(memory_format=torch.channels_last)
+        x_BCHW, active_B1HW = self.x_BCHW, self.active_B1HW
+        runs_R, rest_S = (torch.from_numpy(rows.nonzero()[0]).to(x_BCHW.device) for rows in (runs_B, ~runs_B))
+        if active_B1HW is None and not len(rest_S):
+            y_BCHW = block.whole(x_BCHW)
+        elif active_B1HW is None and block.projects_twice and len(runs_R):
+            y_RCHW, y_SCHW = block.whole(take_rows(x_BCHW, runs_R)), block.skip(take_rows(x_BCHW, rest_S))
+            y_BCHW = y_SCHW.new_empty(len(x_BCHW), *y_SCHW.shape[1:]).contiguous(memory_format=torch.channels_last)
+            copy_rows(copy_rows(y_BCHW, runs_R, y_RCHW), rest_S, y_SCHW)
+        else:
+            y_BCHW = block.skip(x_BCHW)
+            if len(runs_R):
+                kept_RCHW = take_rows(y_BCHW, runs_R)
+                y_RCHW = block.run(take_rows(x_BCHW, runs_R), kept_RCHW)
+                if active_B1HW is not None:
+                    y_RCHW = torch.where(active_B1HW[runs_R], y_RCHW, kept_RCHW)
+                copy_rows(y_BCHW, runs_R, y_RCHW)
+        self.x_BCHW = y_BCHW.contiguous(memory_format=torch.channels_last)
         if self.scorer is not None:
             self.scorer.all_changed()
 
@@ -290,13 +296,18 @@ HostLayers = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class FCHostScorer(FCScorer):
-    """The same in numpy, for float32 on the CPU: calling torch takes longer than such small products."""
+    """The same in numpy, for float32 on the CPU: calling torch takes longer than the products of narrow networks.
+
+    Those that numpy would divide among threads of its own are left to torch.
+    """
 
     def __init__(self, routers: Sequence[FCRouter], layers: Sequence[HostLayers]) -> None:
         super().__init__(routers)
         self.layers = layers
 
     def score(self, k: int, x_BCHW: torch.Tensor) -> np.ndarray:
+        if len(x_BCHW) * x_BCHW.shape[1] ** 2 > ONE_THREAD:
+            return super().score(k, x_BCHW)
         if self.pooled_BC is None:
             self.pooled_BC = x_BCHW.mean(dim=(2, 3))
         weight_hidden, bias_hidden, weight_out, bias_out = self.layers[k]
@@ -310,6 +321,9 @@ class FCHostScorer(FCScorer):
     def rows_changed(self, window: slice, y_RCHW: torch.Tensor) -> None:
         assert self.pooled_BC is not None
         number, channels, height, width = y_RCHW.shape
+        if channels * height * width > ONE_THREAD:
+            super().rows_changed(window, y_RCHW)
+            return
         # A view where features are channels_last, as folded blocks leave them.
         y_RPC = y_RCHW.permute(0, 2, 3, 1).reshape(number, height * width, channels).numpy()
         np.matmul(_mean_row(height * width), y_RPC, out=self.pooled_BC.numpy()[window])

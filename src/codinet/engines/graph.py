@@ -19,7 +19,8 @@ from codinet.backbones import BasicBlock
 from codinet.checks import require_kind, shown
 from codinet.cuda_graphs import CapturedCall
 from codinet.engines.contract import Engine, InputSpec, fixed_path, require_finite, unpack
-from codinet.engines.folding import FoldedBasic, FoldedBlock, fold_blocks, fold_pair
+from codinet.engines.folded_network import fold_blocks
+from codinet.engines.folding import FoldedBasic, FoldedBlock, fold_pair
 from codinet.errors import UserError
 from codinet.kernels.network.network_tuning import WIDTHS, Tuning, tunings_for
 from codinet.kernels.network.network_weights import BlockWeights, GroupWeights, NetworkWeights, RouterWeights

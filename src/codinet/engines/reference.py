@@ -12,7 +12,7 @@ import torch
 
 from codinet.engines.batch_slices import run_in_slices
 from codinet.engines.contract import Engine, InputSpec, fixed_path, require_finite
-from codinet.engines.folding import fold
+from codinet.engines.folded_network import fold
 from codinet.model import RoutedNetwork
 from codinet.records import RoutedOutput
 from codinet.relaxation import hard
@@ -60,8 +60,7 @@ class StaticEngine(Engine):
         x_BCHW = self.net.start(images_BCHW)
         for block, runs in self.steps:
             if not block.keeps:
-                shortcut_BCHW = block.skip(x_BCHW)
-                x_BCHW = block.run(x_BCHW, shortcut_BCHW) if runs else shortcut_BCHW
+                x_BCHW = block.whole(x_BCHW) if runs else block.skip(x_BCHW)
                 x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
             elif runs:
                 block.run_inplace(x_BCHW)

@@ -27,7 +27,8 @@ import torch
 from codinet import cuda_graphs
 from codinet.cuda_switch import ROUTER, Body, Decisions, Result, SwitchGraph, why_no_switch
 from codinet.engines.contract import Engine, InputSpec, unpack
-from codinet.engines.folding import FoldedBlock, FoldedBottleneck, fold
+from codinet.engines.folded_network import fold
+from codinet.engines.folding import FoldedBlock, FoldedBottleneck
 from codinet.engines.partial_batch import (
     BlockedStem,
     BlockRows,

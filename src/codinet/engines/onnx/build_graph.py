@@ -21,7 +21,8 @@ import numpy as np
 import onnx
 from torch import nn
 
-from codinet.engines.folding import Conv, FoldedBasic, FoldedBlock, FoldedBottleneck, fold, fold_pair
+from codinet.engines.folded_network import fold
+from codinet.engines.folding import Conv, FoldedBasic, FoldedBlock, FoldedBottleneck, fold_pair
 from codinet.engines.onnx.adopted_graph import ADOPTED_OPSETS, adopted_network
 from codinet.engines.onnx.graph_nodes import Graph, linear, mean, pool
 from codinet.engines.onnx.network_graph import NetworkWriter, Usual, network_graph

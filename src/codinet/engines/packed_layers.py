@@ -1,0 +1,130 @@
+"""Faster layers for adopted networks on the CPU: weights in oneDNN's layout, BatchNorms folded into convolutions.
+
+Their blocks keep their own forward, so what follows a layer cannot be fused with it as in `folding`. But torch's layers
+convert their weights to oneDNN's layout in every call, or use a library that is slower on some CPUs. A packed layer
+converts them once. It is the same module with another class, so code that reads its weights still works.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import fx, nn
+
+from codinet.adopt.chain import ChainBlock
+from codinet.adopt.resnet import AdoptedBlock, AdoptedResNet
+from codinet.engines.folding import fold_pair, has_fused
+from codinet.model import RoutedNetwork
+
+_FEW_ROWS = 8  # for which torch's own linear layer is as fast
+
+
+def pack(model: RoutedNetwork) -> None:
+    """Fold and pack the layers of a network in evaluation mode, in place. Does nothing where torch cannot do it."""
+    if has_fused() and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters()):
+        for parent, conv, norm in list(_pairs(model)):
+            _fold(parent, conv, norm)
+        pack_layers(model)
+
+
+def pack_layers(module: nn.Module) -> None:
+    """Pack the convolutions and linear layers of a module in float32 on the CPU, in place. Routers stay as they are."""
+    for name, part in module.named_modules():
+        if name.startswith("routers."):
+            continue
+        if type(part) is nn.Conv2d and isinstance(part.padding, tuple) and part.padding_mode == "zeros":
+            part.__class__ = PackedConv
+        elif type(part) is nn.Linear:
+            part.__class__ = PackedLinear
+
+
+class PackedConv(nn.Conv2d):
+    """A convolution that keeps its weights in oneDNN's layout."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return super().forward(input)
+        geometry = list(self.padding), list(self.stride), list(self.dilation), self.groups
+        if (packed := self.__dict__.get("packed")) is None:
+            reorder = torch.ops.mkldnn._reorder_convolution_weight
+            packed = self.__dict__["packed"] = reorder(self.weight, *geometry, list(input.shape))
+        return torch.ops.mkldnn._convolution_pointwise.default(input, packed, self.bias, *geometry, "none", [], "")
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer that keeps its weights in oneDNN's layout."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = input.numel() // self.in_features
+        if rows < _FEW_ROWS or torch.compiler.is_compiling():
+            return super().forward(input)
+        if (packed := self.__dict__.get("packed")) is None:
+            packed = self.__dict__["packed"] = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
+        return torch.ops.mkldnn._linear_pointwise(input, packed, self.bias, "none", [], "")
+
+
+# Folding
+
+_Pair = tuple[nn.Module, str, str]  # a module, and the names of a convolution and a BatchNorm in it
+
+
+class _Tracer(fx.Tracer):
+    """Traces down to convolutions and BatchNorms, which other libraries subclass."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Conv2d | nn.BatchNorm2d) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _pairs(model: RoutedNetwork) -> Iterator[_Pair]:
+    """Convolutions whose output goes to a BatchNorm and nowhere else, in the stem of a ResNet and in blocks."""
+    if isinstance(model, AdoptedResNet):
+        for conv, norm in pairwise(model.stem_parts):
+            if _foldable(model.get_submodule(conv), model.get_submodule(norm)):
+                yield model, conv, norm
+    for block in model.blocks:
+        if not isinstance(block, AdoptedBlock | ChainBlock):
+            continue
+        inner = block.block
+        try:
+            graph = _Tracer().trace(inner)
+        except Exception:  # its forward depends on values or uses what cannot be traced
+            continue
+        calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+        for node in graph.nodes:
+            source = node.args[0] if node.op == "call_module" and node.args else None
+            if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) > 1:
+                continue
+            conv, norm = str(source.target), str(node.target)
+            once = calls[conv] == calls[norm] == 1
+            if once and _foldable(inner.get_submodule(conv), inner.get_submodule(norm)):
+                yield inner, conv, norm
+
+
+def _foldable(conv: nn.Module, norm: nn.Module) -> bool:
+    return (
+        type(conv) is nn.Conv2d
+        and isinstance(norm, nn.BatchNorm2d)
+        and norm.affine
+        and norm.running_mean is not None
+        and _after(norm) is not None
+    )
+
+
+def _after(norm: nn.BatchNorm2d) -> nn.Module | None:
+    """What a BatchNorm does after normalising; None if that is unknown."""
+    if type(norm) is nn.BatchNorm2d:
+        return nn.Identity()
+    if type(norm).__name__ == "BatchNormAct2d":  # timm's
+        return nn.Sequential(norm.get_submodule("drop"), norm.get_submodule("act"))
+    return None
+
+
+def _fold(parent: nn.Module, conv_name: str, norm_name: str) -> None:
+    conv, norm = parent.get_submodule(conv_name), parent.get_submodule(norm_name)
+    assert isinstance(conv, nn.Conv2d)
+    assert isinstance(norm, nn.BatchNorm2d)
+    folded, after = fold_pair(conv, norm), _after(norm)
+    conv.weight, conv.bias = nn.Parameter(folded.weight, False), nn.Parameter(folded.bias, False)
+    owner, _, child = norm_name.rpartition(".")
+    setattr(parent.get_submodule(owner), child, after)
