@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from codinet.engines import batch_slices
-from codinet.engines.batch_slices import MAX_THREADS, MIN_IMAGES, run_in_slices
+from codinet.engines import batch_slices, folded_network
+from codinet.engines.batch_slices import MAX_THREADS, MIN_IMAGES, SLICE_BYTES, run_in_slices
 from codinet.engines.gather import GatherEngine
 from codinet.engines.reference import StaticEngine
 from codinet.model import RoutedNetwork
@@ -23,7 +23,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _seen(batch: int) -> list[tuple[int, int, bool]]:
+def _seen(batch: int, at_once: int = 1000) -> list[tuple[int, int, bool]]:
     """How a batch was split: for each slice, its images, torch's threads and whether inference mode was on."""
     found = []
 
@@ -33,7 +33,7 @@ def _seen(batch: int) -> list[tuple[int, int, bool]]:
 
     images = torch.arange(float(batch))
     with torch.inference_mode():
-        assert torch.equal(run_in_slices(classify, images, None).logits_BK, images)
+        assert torch.equal(run_in_slices(classify, images, None, at_once).logits_BK, images)
     return sorted(found)
 
 
@@ -46,6 +46,35 @@ def test_how_a_batch_is_split() -> None:
     assert _seen(100) == [(100, MAX_THREADS + 1, True)]
     torch.set_num_threads(1)
     assert _seen(100) == [(100, 1, True)]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_no_slice_has_more_images_than_a_thread_should_compute_at_once() -> None:
+    assert _seen(16, at_once=4) == [(4, 1, True)] * 4
+    assert _seen(10, at_once=4) == [(2, 1, True)] * 2 + [(3, 1, True)] * 2  # as many slices for each thread
+    assert _seen(7, at_once=4) == [(7, 2, True)]  # too few for two threads, which share one slice
+    torch.set_num_threads(1)
+    assert _seen(10, at_once=4) == [(3, 1, True)] * 2 + [(4, 1, True)]
+    assert _seen(3, at_once=1) == [(1, 1, True)] * 3
+    torch.set_num_threads(MAX_THREADS + 1)
+    assert _seen(30, at_once=4) == [(15, MAX_THREADS + 1, True)] * 2
+
+
+def test_how_many_images_to_compute_at_once(
+    network: Callable[..., RoutedNetwork],
+    images: torch.Tensor,
+    assert_same: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = GatherEngine(network()).net
+    largest = 16 * 32 * 32 * 4  # bytes of an image's features in the first group
+    assert net.at_once(images) == SLICE_BYTES // largest
+    assert net.at_once(images[:, :, :16, :16]) == 4 * SLICE_BYTES // largest
+    assert net.at_once(images[:1]) == 1
+    expected = network()(images)
+    monkeypatch.setattr(folded_network, "SLICE_BYTES", 3 * largest)
+    assert GatherEngine(network()).net.at_once(images) == 3
+    assert_same(GatherEngine(network())(images), expected)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -70,7 +99,7 @@ def test_an_error_in_a_slice_reaches_the_caller() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        run_in_slices(broken, torch.zeros(4 * MIN_IMAGES), None)
+        run_in_slices(broken, torch.zeros(4 * MIN_IMAGES), None, MIN_IMAGES)
 
 
 @pytest.mark.usefixtures("two_threads")

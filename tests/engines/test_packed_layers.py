@@ -145,6 +145,7 @@ def test_a_projection_is_computed_once_for_each_image(library: ModuleType) -> No
     images = torch.randn(4, 3, 64, 64)
     model = settle(create_model("timm:resnet18"), images).eval()
     engine = GatherEngine(model)
+    engine(images)  # the first call also measures the features
     projected: list[int] = []
     block = engine.net.blocks[2].block.block  # type: ignore[attr-defined]
     block.downsample.register_forward_hook(lambda _module, inputs, _output: projected.append(len(inputs[0])))

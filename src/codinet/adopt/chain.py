@@ -43,6 +43,11 @@ class Segment:
         function = self.in_training if self.module.training else self.in_evaluation
         return x if function is None else function(self.module, x)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no operations."""
+        return self.in_training is None and self.in_evaluation is None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the module; the graphs and functions, which never change, are shared."""
         twin = object.__new__(type(self))
@@ -80,6 +85,11 @@ class ChainBlock(Block):
         self.name, self.before, self.block, self.input_layout, self.call = name, before, block, input_layout, call
         # Whether `before` changes its input in place. Routers and the shortcut need it unchanged.
         self.before_writes = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the shortcut is the input itself."""
+        return self.before.is_empty
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         x = self.input_layout.from_maps(x_BCHW.clone() if self.before_writes else x_BCHW)

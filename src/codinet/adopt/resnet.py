@@ -39,6 +39,11 @@ class AdoptedBlock(Block):
         self.writes = False  # whether the forward changes its input in place
         self.projects = False  # whether the forward calls `downsample` with its unchanged input
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the shortcut is the input itself."""
+        return getattr(self.block, "downsample", None) is None
+
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         downsample = getattr(self.block, "downsample", None)
         return x_BCHW if downsample is None else downsample(x_BCHW)

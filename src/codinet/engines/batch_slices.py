@@ -1,4 +1,7 @@
-"""Split a batch into slices, one per torch thread, and compute each slice in a Python thread of its own.
+"""Split a batch into slices on the CPU, and compute them in one Python thread per torch thread.
+
+Features of many images do not fit into a cache, and memory for large ones comes from the system anew each time, which
+has to clear it. A 224-pixel network takes up to three times as long for each of 32 images as for each of 4.
 
 By default torch splits every operation among its threads, which wait for each other when it ends. A slice goes through
 the whole network without waiting. Short operations gain most, and so does a machine that is busy with other work. With
@@ -9,30 +12,65 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from codinet.records import RoutedOutput
 
 Classify = Callable[[torch.Tensor, torch.Tensor | None], RoutedOutput]
-MAX_THREADS, MIN_IMAGES = 4, 8  # of a batch; of a slice
+MAX_THREADS = 4  # of Python
+MIN_IMAGES = 8  # of a slice for a thread, or fewer if these fill it
+SLICE_BYTES = 2**24  # of the largest features of a slice
 TIMEOUT = 30.0  # seconds for threads to start; without them the batch is computed in one piece
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}  # by threads and process
 
 
-def run_in_slices(classify: Classify, images_BCHW: torch.Tensor, force: torch.Tensor | None) -> RoutedOutput:
-    """`classify(images, force)` with all of torch's threads; `force` is N, B×N or None."""
+class LargestFeatures(TorchDispatchMode):
+    """Records the size of the largest tensor that torch computes within this context, other than packed weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        given = {each.untyped_storage().data_ptr() for each in args if _is_plain(each)}
+        for each in output if isinstance(output, tuple | list) else (output,):
+            if _is_plain(each) and each.untyped_storage().data_ptr() not in given:  # not a view
+                self.bytes = max(self.bytes, each.numel() * each.element_size())
+        return output
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.layout is torch.strided  # packed weights have another layout
+
+
+def run_in_slices(
+    classify: Classify, images_BCHW: torch.Tensor, force: torch.Tensor | None, at_once: int
+) -> RoutedOutput:
+    """`classify(images, force)` with all of torch's threads.
+
+    Args:
+        classify: Computes some images.
+        images_BCHW: The images.
+        force: A path as N or B×N, or None.
+        at_once: How many images a thread should compute at once.
+    """
     threads, number = torch.get_num_threads(), len(images_BCHW)
-    if images_BCHW.device.type != "cpu" or not 1 < threads <= MAX_THREADS or number < MIN_IMAGES * threads:
+    if images_BCHW.device.type != "cpu":
         return classify(images_BCHW, force)
-    pool = _pool(threads)
-    if pool is None:
+    pool = _pool(threads) if 1 < threads <= MAX_THREADS and number >= min(MIN_IMAGES, at_once) * threads else None
+    slices = -(-number // (at_once * threads))  # that torch's threads share, or for each thread of the pool
+    slices *= 1 if pool is None else threads
+    if slices <= 1:
         return classify(images_BCHW, force)
-    images = images_BCHW.tensor_split(threads)
-    paths = [force] * threads if force is None or force.ndim == 1 else force.expand(number, -1).tensor_split(threads)
+    images = images_BCHW.tensor_split(slices)
+    paths = [force] * slices if force is None or force.ndim == 1 else force.expand(number, -1).tensor_split(slices)
     work = torch.inference_mode()(classify)  # inference mode is set per thread
-    outputs = pool.map(work, images, paths)
+    outputs = (map if pool is None else pool.map)(work, images, paths)
     return RoutedOutput(*(torch.cat(column) for column in zip(*outputs, strict=True)))
 
 

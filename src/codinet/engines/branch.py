@@ -68,15 +68,13 @@ class BranchEngine(Engine):
                 active_11HW = scorer.active(limit)
             if forced is not None:
                 runs, active_11HW = forced[k] > 0.5, None
-            if not block.keeps:
+            if runs and block.keeps and block.writes_inplace and active_11HW is None:
+                block.run_inplace(x_1CHW)
+            elif runs or not block.keeps:
                 y_1CHW = block.whole(x_1CHW) if runs else block.skip(x_1CHW)
                 if active_11HW is not None:
                     y_1CHW = torch.where(active_11HW, y_1CHW, block.skip(x_1CHW))
                 x_1CHW = self._bind(y_1CHW, scorer)
-            elif runs and active_11HW is not None:
-                x_1CHW.copy_(torch.where(active_11HW, block.run(x_1CHW, x_1CHW), x_1CHW))
-            elif runs:
-                block.run_inplace(x_1CHW)
             changed = runs or not block.keeps
             scores_N2.append(scores_2)
             path_N.append(runs)

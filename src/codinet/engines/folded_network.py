@@ -6,13 +6,15 @@ their contents are unknown; their layers are packed (`packed_layers`). Routers a
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from codinet.adopt.chain import ChainBlock
 from codinet.adopt.resnet import AdoptedBlock
 from codinet.backbones import BasicBlock, Block, Bottleneck, ResNet
+from codinet.engines.batch_slices import SLICE_BYTES, LargestFeatures
 from codinet.engines.contract import require_finite
 from codinet.engines.folding import Conv, FoldedBasic, FoldedBlock, FoldedBottleneck, FusedConv, fold_pair
 from codinet.engines.packed_layers import pack
@@ -23,8 +25,11 @@ from codinet.routers import Routers
 class UnfoldedBlock(FoldedBlock):
     """A block with its own forward."""
 
+    writes_inplace = False
+
     def __init__(self, block: Block) -> None:
         self.in_channels, self.block = block.in_channels, block
+        self.keeps = isinstance(block, AdoptedBlock | ChainBlock) and block.keeps
         self.projects_twice = isinstance(block, AdoptedBlock) and block.projects
 
     def skip(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -36,6 +41,9 @@ class UnfoldedBlock(FoldedBlock):
     def whole(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return self.block(x_BCHW)
 
+    def run_inplace(self, x_BCHW: torch.Tensor) -> None:
+        x_BCHW.copy_(self.block.run(x_BCHW, x_BCHW))
+
 
 @dataclass(frozen=True)
 class FoldedNetwork:
@@ -46,12 +54,26 @@ class FoldedNetwork:
     head: Callable[[torch.Tensor], torch.Tensor]
     routers: Routers | None
     first: tuple[Conv, nn.Module] | None = None  # the convolution and the pooling of a ResNet's stem
+    known_sizes: dict[torch.Size, int] = field(default_factory=dict)  # of images → how many to compute at once
 
     def start(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """The input of the first block, in its own memory, because engines write into it."""
         x_BCHW = self.stem(images_BCHW.contiguous(memory_format=torch.channels_last))
         same = x_BCHW.untyped_storage().data_ptr() == images_BCHW.untyped_storage().data_ptr()
         return x_BCHW.clone() if same else x_BCHW
+
+    def at_once(self, images_BCHW: torch.Tensor) -> int:
+        """How many images of this size a CPU thread should compute at once (`batch_slices`)."""
+        if images_BCHW.device.type != "cpu" or len(images_BCHW) == 1:
+            return len(images_BCHW)
+        size = images_BCHW.shape[1:]
+        if size not in self.known_sizes:
+            with torch.inference_mode(), LargestFeatures() as largest:
+                x_1CHW = self.start(images_BCHW[:1])
+                for block in self.blocks:
+                    x_1CHW = block.whole(x_1CHW)
+            self.known_sizes[size] = max(1, SLICE_BYTES // largest.bytes)
+        return self.known_sizes[size]
 
 
 def fold(model: RoutedNetwork) -> FoldedNetwork:

@@ -92,6 +92,7 @@ class FoldedBlock:
 
     in_channels: int
     keeps = False  # whether the shortcut is known to be x itself; required by `run_inplace`
+    writes_inplace = True  # whether `run_inplace` takes no copy
     projects_twice = False  # whether `run` computes the shortcut again, which `whole` does not
     convs: tuple[Conv, ...] = ()  # of the residual branch, in order
     fused: tuple[FusedConv, ...] = ()  # the same convolutions, as they are called

@@ -40,7 +40,8 @@ class GatherEngine(Engine):
         self.make_scorer = None if self.net.routers is None else _scorer_factory(self.net.routers)
 
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
-        return run_in_slices(partial(self._forward, np.float32(margin_limit(threshold))), images_BCHW, force)
+        classify = partial(self._forward, np.float32(margin_limit(threshold)))
+        return run_in_slices(classify, images_BCHW, force, self.net.at_once(images_BCHW))
 
     def _forward(self, limit: np.float32, images_BCHW: torch.Tensor, force: torch.Tensor | None) -> RoutedOutput:
         scorer = None if self.make_scorer is None else self.make_scorer(images_BCHW)

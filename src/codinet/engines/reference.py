@@ -54,16 +54,16 @@ class StaticEngine(Engine):
         self.steps = list(zip(self.net.blocks, self.path, strict=True))
 
     def classify(self, images_BCHW: torch.Tensor, threshold: float, force: torch.Tensor | None) -> RoutedOutput:
-        return run_in_slices(self._forward, images_BCHW, None)
+        return run_in_slices(self._forward, images_BCHW, None, self.net.at_once(images_BCHW))
 
     def _forward(self, images_BCHW: torch.Tensor, _force: torch.Tensor | None) -> RoutedOutput:
         x_BCHW = self.net.start(images_BCHW)
         for block, runs in self.steps:
-            if not block.keeps:
+            if runs and block.keeps and block.writes_inplace:
+                block.run_inplace(x_BCHW)
+            elif runs or not block.keeps:
                 x_BCHW = block.whole(x_BCHW) if runs else block.skip(x_BCHW)
                 x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
-            elif runs:
-                block.run_inplace(x_BCHW)
         path_BN = torch.tensor(self.path, dtype=torch.float32).expand(len(images_BCHW), -1)
         scores_BN2 = torch.zeros(*path_BN.shape, 2)
         return RoutedOutput(
