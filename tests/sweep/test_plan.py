@@ -159,7 +159,7 @@ def test_a_run_can_teach_routed_and_static_runs() -> None:
     taught = {name: extra.teacher for name, (_, extra) in found.items()}
     static, codinet = "resnet32-static", "resnet32-codinet-budget0.6"
     assert taught == {
-        f"{static}-seed0": None,  # which the routed runs start from
+        f"{static}-taught-by-none-seed0": None,  # which the routed runs start from
         f"{static}-taught-by-wide-seed0": "runs/wide",
         f"{static}-taught-by-zoo-cifar10-resnet110-056-seed0": "zoo:cifar10-resnet110-056",
         f"{codinet}-taught-by-wide-seed0": "runs/wide",
@@ -167,8 +167,19 @@ def test_a_run_can_teach_routed_and_static_runs() -> None:
     }
     assert [(depends, extra.start) for depends, extra in found.values()] == [
         *[(None, None)] * 3,
-        *[(f"{static}-seed0", f"{static}-seed0")] * 2,
+        *[(f"{static}-taught-by-none-seed0",) * 2] * 2,
     ]
+
+
+@pytest.mark.parametrize("axes", [{"start": ("static",), "teacher": ("r",)}, {"start": ("r",), "teacher": ("static",)}])
+def test_added_static_runs_have_names_of_their_own(axes: dict[str, tuple[str, ...]]) -> None:
+    found = plan(best("digits"), Grid(method=("static", "codinet"), **axes))
+    static = [run for run in found if not run.config.network.routed]
+    assert len({run.name for run in found}) == len(found) == 3
+    assert {(run.config.extra.start, run.config.extra.teacher) for run in static} == {
+        (None, None),
+        tuple("r" if values == ("r",) else None for values in axes.values()),
+    }
 
 
 def test_teachers_with_the_same_name_are_refused() -> None:

@@ -1,6 +1,7 @@
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codinet.config import DataConfig
 from codinet.errors import UserError
+from codinet.runs import RunWriter
 from codinet.sweep import PlannedRun, Result, pareto, summarise
 from codinet.sweep.summary import read_result, to_document
 from codinet.sweep.workers import Command, run
@@ -43,6 +46,20 @@ def test_mean_and_spread_computed_by_hand(results: list[Result]) -> None:
     assert high.figures["macs"].mean == 3e7
     assert low.on_front
     assert high.on_front
+
+
+def test_held_out_images_replace_the_test_images(planned: list[PlannedRun], fakes: Callable[..., Any]) -> None:
+    plan = replace(planned[0], config=replace(planned[0].config, data=DataConfig(holdout=8)))
+    out, command = fakes(runs=[plan])
+    with pytest.raises(UserError, match="lacks the figures of the held-out images"):
+        run(out, [plan], command=command) and read_result(out, plan)
+    folder = RunWriter.open(out / plan.name)
+    held_out = dict.fromkeys(folder.load_evaluation(), 1) | {"accuracy": 80.0, "n": 8}
+    folder.keep_metrics([{"epoch": 1, **held_out, "accuracy": 70.0}, {"epoch": 2, **held_out}])
+    result = read_result(out, plan)
+    assert (result.figures["accuracy"], result.figures["n"]) == (80.0, 8)
+    document = to_document([result], summarise([result]), {})
+    assert document["units"]["accuracy"] == "percent of the held-out images"
 
 
 def test_a_single_run_has_no_spread_and_a_dominated_group_is_not_on_the_front(results: list[Result]) -> None:

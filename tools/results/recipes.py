@@ -131,7 +131,7 @@ def find_baseline(row: Sequence[Mapping[str, Any]], records: Iterable[Mapping[st
     if first["method"] == "static":
         return None
     macs = _mean_macs(row)
-    found = [StaticBaseline(runs, _mean_macs(runs) / macs) for runs in _static_runs(records, _data(first))]
+    found = [StaticBaseline(runs, _mean_macs(runs) / macs) for runs in _static_runs(records, data_of(first))]
     similar = [baseline for baseline in found if baseline.distance <= SIMILAR_COST]
     if not similar:
         return None
@@ -140,18 +140,21 @@ def find_baseline(row: Sequence[Mapping[str, Any]], records: Iterable[Mapping[st
     return min(recipes, key=lambda baseline: (count_differences(baseline.runs[0], first), -baseline.accuracy.mean))
 
 
-def _static_runs(records: Iterable[Mapping[str, Any]], data: tuple[str, str]) -> list[list[Mapping[str, Any]]]:
+def _static_runs(
+    records: Iterable[Mapping[str, Any]], data: tuple[str, str, int | None]
+) -> list[list[Mapping[str, Any]]]:
     """The static runs on a data set, grouped so that each group differs only in the seed."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for record in sorted(records, key=lambda record: (record["seed"], record["name"])):
-        if record["method"] == "static" and _data(record) == data:
+        if record["method"] == "static" and data_of(record) == data:
             key = (record["arch"], *deviations(record), epochs_of(record))
             groups.setdefault(key, []).append(record)
     return list(groups.values())
 
 
-def _data(record: Mapping[str, Any]) -> tuple[str, str]:
-    return record["data"], record["data_sha256"]
+def data_of(record: Mapping[str, Any]) -> tuple[str, str, int | None]:
+    """What a run was trained on. Packed photographs have one digest for every size that they are read in."""
+    return record["data"], record["data_sha256"], record["config"]["data"]["image_size"]
 
 
 def _mean_macs(runs: Sequence[Mapping[str, Any]]) -> float:

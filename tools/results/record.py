@@ -113,6 +113,8 @@ def _check_run(run: RunReader) -> None:
             f"{run.path} was trained with --holdout {run.config.data.holdout}; result tables take runs without "
             "--holdout only."
         )
+    if run.config.network.arch not in ARCHITECTURES:
+        raise UserError(f"{run.path} is a {run.config.network.arch}; result tables take codinet's own networks only.")
     if "zoo" in run.environment:
         raise UserError(f"{run.path} was unpacked from the zoo; add the run that the network was trained in.")
 

@@ -5,14 +5,16 @@ against vanilla routing, and the tables of `paper_tables.TABLES`. Each of these 
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
+from codinet.errors import UserError
 from codinet.published import CIFAR, NAMES, PUBLISHED, STATIC, Published, data_key
 from codinet.sweep.summary import pareto
 from tools.results.best_points import ALT, DATA, METHODS_ALT, Points, best_points, method_points, points_svg
 from tools.results.columns import NONE, Row, budget_of, columns_of, metric, table_head, table_line
 from tools.results.overview import FIGURE, METHODS_FIGURE, outcome, overview
 from tools.results.paper_tables import COMPARED, TABLES, analysed_table, backbone_name, sort_key
-from tools.results.recipes import SIMILAR_COST, describe_recipe, deviations, epochs_of, find_baseline
+from tools.results.recipes import SIMILAR_COST, data_of, describe_recipe, deviations, epochs_of, find_baseline
 from tools.results.record import Record, feature_source
 
 HEAD = "# Results\n"
@@ -91,6 +93,10 @@ def _rows(table: str, data: str, records: Sequence[Record]) -> list[Row]:
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in sorted(listed, key=lambda record: (sort_key(record), record["seed"], record["name"])):
         groups.setdefault(_group_key(table, record), []).append(record)
+    for runs in groups.values():
+        for one, other in pairwise(runs):
+            if one["seed"] == other["seed"]:
+                raise UserError(f"{one['name']} and {other['name']} are the same training; remove one of the files.")
     has_own_baseline = table == COMPARED  # the row of the best fixed path
     return [
         Row(table, runs, TABLES[table].paper(runs[0]), None if has_own_baseline else find_baseline(runs, records))
@@ -99,10 +105,10 @@ def _rows(table: str, data: str, records: Sequence[Record]) -> list[Row]:
 
 
 def _group_key(table: str, record: Record) -> tuple[object, ...]:
-    recipe = (*deviations(record, TABLES[table].axis), epochs_of(record), budget_of(record))
+    recipe = (*deviations(record, TABLES[table].axis), epochs_of(record), budget_of(record), data_of(record))
     shown = analysed_table((table,), record["method"])
     analysis = (feature_source(record), record["analysis"]["images"]) if shown else ()
-    return (record["tables"][table], *recipe, record["data_sha256"], *analysis)
+    return (record["tables"][table], *recipe, *analysis)
 
 
 def _distinct_rows(tables: Sequence[str], data: str, records: Sequence[Record]) -> list[Row]:
@@ -188,7 +194,7 @@ def _pair_key(row: Row) -> tuple[object, ...]:
     """All settings except the path losses, which vanilla routing does not use."""
     record = {**row.first, "method": "vanilla"}
     network = record["config"]["network"]
-    setup = record["arch"], network["router"], network["relaxation"], record["data_sha256"]
+    setup = record["arch"], network["router"], network["relaxation"], data_of(record)
     return (*setup, *deviations(record), epochs_of(record), budget_of(record))
 
 

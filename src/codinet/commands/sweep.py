@@ -14,7 +14,7 @@ from codinet.presets import PRESETS
 from codinet.sweep import Grid, Group, PlannedRun, from_static, plan, summarise
 from codinet.sweep import run as run_sweep
 from codinet.sweep.plan import Overrides
-from codinet.sweep.summary import Spread, to_document
+from codinet.sweep.summary import Spread, images_of, to_document
 from codinet.sweep.sweep_folder import is_finished
 from codinet.sweep.sweep_progress import ProgressBar
 from codinet.sweep.workers import STALL_MINUTES
@@ -27,7 +27,8 @@ class Args:
     grid: Grid = field(default_factory=Grid)
     overrides: Overrides = field(default_factory=Overrides)
     preset: str = "paper"
-    """Recipe of all runs: paper, best, quick or demo. Other flags replace its values."""
+    """Recipe of all runs: paper, best, quick, demo, small, modern, pretrained, imagenet. Other flags replace its
+    values."""
     from_static: bool = False
     """The same as --start static --teacher static, also for a table or figure of the paper."""
     out: Path | None = None
@@ -70,6 +71,8 @@ def run(args: Args) -> dict[str, Path]:
         raise UserError(f"--device must name devices of one kind, got {' and '.join(sorted(kinds))}.")
     planned = _plan(args, gpu=kinds == {"cuda"})
     if args.from_static:
+        if args.grid.start or args.grid.teacher:
+            raise UserError("--from-static is --start static --teacher static; leave it or these flags out.")
         planned = from_static(planned)
     out = args.out or Path("runs") / _name(args.source)
     _require_readable(args, out, planned)
@@ -94,7 +97,7 @@ def run(args: Args) -> dict[str, Path]:
     if args.json:
         print_json({"sweep": str(out), **content})
     elif groups:
-        _print_groups(f"{trained} in {out}; ± is the standard deviation over seeds", groups)
+        _print_groups(f"{trained} in {out}, on the {images_of(groups)}; ± is the standard deviation over seeds", groups)
     if outcome.failures:
         reasons = "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in outcome.failures.items())
         raise UserError(

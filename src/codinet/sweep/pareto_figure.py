@@ -8,7 +8,7 @@ from codinet.backbones import ARCHITECTURES
 from codinet.report.drawing import INK, Axes, Figure, colour, marker, panels, place_labels, save_figure, styled
 from codinet.specs import slug
 from codinet.sweep.plan import method_of
-from codinet.sweep.summary import Group, pareto
+from codinet.sweep.summary import Group, images_of, pareto
 
 ALT = "Test accuracy against cost of a sweep's runs; a line joins the runs on the Pareto front."
 MAX_LABELS = 16  # more would hide the points
@@ -34,7 +34,7 @@ def draw(groups: Sequence[Group], title: str) -> Figure:
     first, *more = axes_1P[0]
     size_px = (width * 85, height * 75)
     _draw_panel(first, groups, shares, size_px)
-    first.set(xlabel="cost, share of the static network's", ylabel="accuracy, % of the test images")
+    first.set(xlabel="cost, share of the static network's", ylabel=f"accuracy, % of the {images_of(groups)}")
     if more:
         _draw_panel(more[0], groups, costs, size_px)
         more[0].set(xlabel=label)

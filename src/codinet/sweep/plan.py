@@ -219,16 +219,16 @@ def _depending(planned: Sequence[PlannedRun], links: Mapping[str, tuple[str, ...
     """The plan in which the named runs use their static runs; these are added in front if they are missing."""
     fresh = {"start": None, "teacher": None, "distill": None}
     static = {run.name: canonical(as_static(_with_extra(run.config, **fresh))) for run in planned if run.name in links}
-    existing = {run.config for run in planned}
-    added = _name_runs({config: None for config in static.values() if config not in existing})
+    existing = [run.config for run in planned]
+    missing = {config: None for config in static.values() if config not in set(existing)}
+    added = _name_runs(missing, among=[*missing, *existing])
+    _require_unique_names([*added, *planned])
     names = {run.config: run.name for run in (*added, *planned)}
-    return [
-        *added,
-        *(
-            replace(run, depends_on=names[static[run.name]], links=links[run.name]) if run.name in links else run
-            for run in planned
-        ),
+    chained = [
+        replace(run, depends_on=names[static[run.name]], links=links[run.name]) if run.name in links else run
+        for run in planned
     ]
+    return [*added, *chained]
 
 
 def method_of(config: RunConfig) -> str:
@@ -254,9 +254,12 @@ def canonical(config: RunConfig) -> RunConfig:
     return method_named(config.method).configure(config)  # a training does the same
 
 
-def _name_runs(configs: Mapping[RunConfig, Published | None]) -> list[PlannedRun]:
+def _name_runs(
+    configs: Mapping[RunConfig, Published | None], *, among: Iterable[RunConfig] | None = None
+) -> list[PlannedRun]:
+    """Names configs by the settings in which they differ from others of their method, by default from each other."""
     values: dict[tuple[str, str], set[Any]] = {}  # method and setting → the values that occur
-    for config in configs:
+    for config in configs if among is None else among:
         for part, setting, _ in _NAME_PARTS:
             values.setdefault((method_of(config), setting), set()).add(getattr(getattr(config, part), setting))
     runs = []
@@ -273,9 +276,13 @@ def _name_runs(configs: Mapping[RunConfig, Published | None]) -> list[PlannedRun
         ]
         group = "-".join(words)
         runs.append(PlannedRun(f"{group}-seed{config.seed}", group, config, paper))
+    _require_unique_names(runs)
+    return runs
+
+
+def _require_unique_names(runs: Sequence[PlannedRun]) -> None:
     if len({run.name for run in runs}) < len(runs):
         raise UserError("Two values of --start or --teacher have the same name; rename one of the run folders.")
-    return runs
 
 
 def _format_value(value: Any) -> str:

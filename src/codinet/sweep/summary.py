@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from codinet.config import RunConfig, to_dict
+from codinet.errors import UserError
 from codinet.published import Published
 from codinet.sweep.plan import PlannedRun
 
@@ -19,7 +20,7 @@ class Result:
     name: str
     group: str
     config: RunConfig
-    figures: dict[str, Any]  # on the test set: `Evaluation.summary`
+    figures: dict[str, Any]  # `Evaluation.summary` of the test images, or of the held-out ones of the last epoch
     environment: dict[str, Any]  # versions, device and commit of the training
     paper: Published | None = None
 
@@ -47,10 +48,23 @@ class Group:
 
 def read_result(out: Path, run: PlannedRun) -> Result:
     """Read the result of a finished run from the sweep folder `out`."""
+    from codinet.evaluate import COMPARED_FIGURES
     from codinet.runs import open_run
 
     folder = open_run(out / run.name)
-    return Result(run.name, run.group, run.training_config(), folder.load_evaluation(), folder.environment, run.paper)
+    figures = folder.load_evaluation()
+    if run.config.data.holdout:
+        last = next(iter(folder.metrics()[-1:]), {})
+        names = (*COMPARED_FIGURES, "n")
+        if not last.keys() >= set(names):
+            raise UserError(f"{folder.path}/metrics.jsonl lacks the figures of the held-out images; train again.")
+        figures |= {name: last[name] for name in names}
+    return Result(run.name, run.group, run.training_config(), figures, folder.environment, run.paper)
+
+
+def images_of(groups: Sequence[Group]) -> str:
+    """Which images the figures of a sweep's groups are of."""
+    return "held-out images" if any(group.config.data.holdout for group in groups) else "test images"
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -112,8 +126,8 @@ def to_document(results: Sequence[Result], groups: Sequence[Group], failures: di
     return {
         "format": 1,
         "units": {
-            "accuracy": "percent of the test images",
-            "macs": "one per multiply-add, mean over the test images",
+            "accuracy": f"percent of the {images_of(groups)}",
+            "macs": f"one per multiply-add, mean over the {images_of(groups)}",
             "paper_gmaccs": "the paper's: two per multiply-add for 32×32 networks, one for ImageNet networks",
             "cost_share": "of the static network's MACs",
             "spread": "standard deviation of the sample (n - 1)",

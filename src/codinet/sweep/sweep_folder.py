@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from codinet import files
-from codinet.config import DataConfig, first_difference, flat, from_dict, to_dict
+from codinet.config import DataConfig, RunConfig, first_difference, flat, from_dict, to_dict
+from codinet.data.catalogue import KNOWN
 from codinet.errors import UserError, shown
 from codinet.specs import TIMM, TORCHVISION, parse_spec
 from codinet.sweep.plan import PlannedRun
@@ -39,7 +40,7 @@ def is_finished(out: Path, run: PlannedRun) -> bool:
         return False
     planned = run.training_config()
     # The plan has no digests, and gives other runs of the sweep by name, because the sweep folder may have been moved.
-    unpinned: dict[str, Any] = {"start_sha256": None, "teacher_sha256": None}
+    unpinned: dict[str, Any] = dict.fromkeys(("start_sha256", "teacher_sha256", "weights_sha256"))
     if run.depends_on is not None:
         paths = {link: getattr(folder.config.extra, link) for link in run.links}
         unpinned |= {link: path and Path(path).name for link, path in paths.items()}
@@ -56,14 +57,22 @@ def is_finished(out: Path, run: PlannedRun) -> bool:
 
 def save_plan(out: Path, planned: Sequence[PlannedRun]) -> None:
     """Write the plan to the folder, or check that the plan already there is the same."""
-    runs: list[dict[str, Any]] = [{"name": run.name, "config": to_dict(run.training_config())} for run in planned]
+    configs = {run.name: run.training_config() for run in planned}
     if (out / PLAN).exists():
-        _require_same_plan(out, {run["name"]: flat(run["config"]) for run in runs})
+        _require_same_plan(out, {name: _flat(config) for name, config in configs.items()})
         return
     if any(entry.name != files.LOCK and not entry.match(f".{PLAN}.*.tmp") for entry in out.iterdir()):
         raise UserError(f"{out} is not empty and holds no sweep; choose another --out.")
     files.remove_leftovers(out)  # remove a half-written plan that a killed process may have left
+    runs = [{"name": name, "config": to_dict(config)} for name, config in configs.items()]
     files.write_json(out / PLAN, {"format": FORMAT, "runs": runs})
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run by name, with data of the user's own as an absolute path."""
+    if config.source not in KNOWN:
+        config = replace(config, source=str(Path(config.source).absolute()))
+    return flat(to_dict(config))
 
 
 def _require_same_plan(out: Path, now: dict[str, dict[str, Any]]) -> None:
@@ -90,7 +99,7 @@ def _read_plan(out: Path) -> dict[str, dict[str, Any]]:
             raise files.DamagedError(f"{shown(run)} is not a run")
         try:
             # Converting to a config adds defaults for settings that older plans lack.
-            found[run["name"]] = flat(to_dict(from_dict(run.get("config"))))  # type: ignore[arg-type]
+            found[run["name"]] = _flat(from_dict(run.get("config")))  # type: ignore[arg-type]
         except UserError as error:
             raise files.DamagedError(str(error)) from error
     return found

@@ -50,6 +50,15 @@ def test_development_runs_are_refused(make_run: Make) -> None:
         make_record(RunFolder.open(run), ["results"])
 
 
+def test_networks_of_libraries_are_refused(make_run: Make) -> None:
+    run = make_run("one")
+    content = read_json(run / "config.json")
+    content["config"]["network"]["arch"] = "timm:resnet18"
+    write_json(run / "config.json", content)
+    with pytest.raises(UserError, match="is a timm:resnet18; result tables take codinet's own networks only"):
+        make_record(RunFolder.open(run), ["results"])
+
+
 def test_unfinished_and_damaged_runs_are_refused(make_run: Make) -> None:
     run = make_run("one")
     write_json(run / "evaluation.json", {"accuracy": "94"})

@@ -1,7 +1,9 @@
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -100,6 +102,22 @@ def test_collapse(record: Callable[..., Record]) -> None:
     assert "routing collapsed to one path" in cells(render([record(distinct_paths=1)]), "ResNet-110, CoDiNet")[12]
     static = cells(render([record(method="static", distinct_paths=1)]), "ResNet-110, static")
     assert "collapsed" not in static[12]
+
+
+def test_another_image_size_is_another_row(record: Callable[..., Record]) -> None:
+    """Packed photographs have one digest for every size."""
+    page = render([record(seed=size, config=partial(with_data, image_size=size)) for size in (128, 224)])
+    assert page.count("\n| ResNet-110, CoDiNet |") == 2
+
+
+def test_one_training_with_two_results_is_refused(record: Callable[..., Record]) -> None:
+    records = [record(config=partial(with_data, watch=watch)) for watch in ("test", "train")]
+    with pytest.raises(UserError, match="are the same training; remove one of the files"):
+        render(records)
+
+
+def with_data(config: RunConfig, **values: Any) -> RunConfig:
+    return replace(config, data=replace(config.data, **values))
 
 
 def test_another_recipe_is_another_row(record: Callable[..., Record]) -> None:
