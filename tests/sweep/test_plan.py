@@ -171,15 +171,13 @@ def test_a_run_can_teach_routed_and_static_runs() -> None:
     ]
 
 
-@pytest.mark.parametrize("axes", [{"start": ("static",), "teacher": ("r",)}, {"start": ("r",), "teacher": ("static",)}])
-def test_added_static_runs_have_names_of_their_own(axes: dict[str, tuple[str, ...]]) -> None:
-    found = plan(best("digits"), Grid(method=("static", "codinet"), **axes))
-    static = [run for run in found if not run.config.network.routed]
+@pytest.mark.parametrize(("start", "teacher"), [("static", "r"), ("r", "static")])
+def test_added_static_runs_have_names_of_their_own(start: str, teacher: str) -> None:
+    found = plan(best("digits"), Grid(method=("static", "codinet"), start=(start,), teacher=(teacher,)))
+    static = [run.config.extra for run in found if not run.config.network.routed]
     assert len({run.name for run in found}) == len(found) == 3
-    assert {(run.config.extra.start, run.config.extra.teacher) for run in static} == {
-        (None, None),
-        tuple("r" if values == ("r",) else None for values in axes.values()),
-    }
+    kept = tuple(None if source == "static" else source for source in (start, teacher))
+    assert {(extra.start, extra.teacher) for extra in static} == {(None, None), kept}
 
 
 def test_teachers_with_the_same_name_are_refused() -> None:
