@@ -81,8 +81,7 @@ def fold(model: RoutedNetwork) -> FoldedNetwork:
     require_finite(model)
     model = copy.deepcopy(model).eval()
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has it, its stubs do not
-    if not isinstance(model, ResNet):
-        pack(model)
+    pack(model)
     blocks = fold_blocks(model)
     if not isinstance(model, ResNet):
         return FoldedNetwork(model.stem, blocks, model.head, model.routers)

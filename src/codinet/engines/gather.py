@@ -273,9 +273,7 @@ class FCScorer:
     def score(self, k: int, x_BCHW: torch.Tensor) -> np.ndarray:
         if self.pooled_BC is None:
             self.pooled_BC = x_BCHW.mean(dim=(2, 3))
-        hidden, out = self.routers[k].hidden, self.routers[k].out
-        hidden_BC = torch.addmm(hidden.bias, self.pooled_BC, hidden.weight.t()).relu_()
-        return torch.addmm(out.bias, hidden_BC, out.weight.t()).float().cpu().numpy()
+        return self.routers[k].scores(self.pooled_BC).float().cpu().numpy()
 
     def active(self, limit: float) -> torch.Tensor | None:
         return None

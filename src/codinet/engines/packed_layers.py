@@ -1,8 +1,8 @@
-"""Faster layers for adopted networks on the CPU: weights in oneDNN's layout, BatchNorms folded into convolutions.
+"""Faster layers on the CPU: weights in oneDNN's layout, BatchNorms of adopted networks folded into convolutions.
 
-Their blocks keep their own forward, so what follows a layer cannot be fused with it as in `folding`. But torch's layers
-convert their weights to oneDNN's layout in every call, or use a library that is slower on some CPUs. A packed layer
-converts them once. It is the same module with another class, so code that reads its weights still works.
+Blocks of adopted networks keep their own forward, so what follows a layer cannot be fused with it as in `folding`. But
+torch's layers convert their weights to oneDNN's layout in every call, or use a library that is slower on some CPUs. A
+packed layer converts them once. It is the same module with another class, so code that reads its weights still works.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from codinet.adopt.resnet import AdoptedBlock, AdoptedResNet
 from codinet.engines.folding import fold_pair, has_fused
 from codinet.model import RoutedNetwork
 
-_FEW_ROWS = 8  # for which torch's own linear layer is as fast
+_FEW_ROWS, _FEW_WEIGHTS = 4, 2**18  # below both of which torch's own linear layer is faster
 
 
 def pack(model: RoutedNetwork) -> None:
@@ -29,10 +29,8 @@ def pack(model: RoutedNetwork) -> None:
 
 
 def pack_layers(module: nn.Module) -> None:
-    """Pack the convolutions and linear layers of a module in float32 on the CPU, in place. Routers stay as they are."""
-    for name, part in module.named_modules():
-        if name.startswith("routers."):
-            continue
+    """Pack the convolutions and linear layers of a module in float32 on the CPU, in place."""
+    for part in module.modules():
         if type(part) is nn.Conv2d and isinstance(part.padding, tuple) and part.padding_mode == "zeros":
             part.__class__ = PackedConv
         elif type(part) is nn.Linear:
@@ -57,7 +55,8 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.numel() // self.in_features
-        if rows < _FEW_ROWS or torch.compiler.is_compiling():
+        small = rows < 2 or (rows < _FEW_ROWS and self.weight.numel() < _FEW_WEIGHTS)
+        if small or torch.compiler.is_compiling():
             return super().forward(input)
         if (packed := self.__dict__.get("packed")) is None:
             packed = self.__dict__["packed"] = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
