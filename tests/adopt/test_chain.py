@@ -455,10 +455,18 @@ def test_the_blocks_of_a_known_family_need_no_name() -> None:
         make_dynamic(module, image_shape=(5, 8, 8))
 
 
-def test_likely_blocks_are_suggested() -> None:
-    stages = nn.ModuleList(nn.Sequential(*(Residual(6), Residual(6))) for _ in range(2))
-    with pytest.raises(UserError, match=r"Perhaps blocks='stages\.\*\.\*', which are 4 Residual\."):
-        make_dynamic(nn.ModuleDict({"stages": stages}))
+def test_likely_blocks_are_suggested_if_they_can_be_routed() -> None:
+    unknown = (
+        r"^codinet does not know the residual blocks of Chain; name them with --blocks PATTERN, or blocks= in Python\."
+    )
+    with pytest.raises(UserError, match=rf"{unknown} Perhaps blocks='blocks\.\*', which are 3 Residual\.$"):
+        make_dynamic(made(), image_shape=SHAPE)
+    module = made()
+    module.blocks = nn.ModuleList([Grows(8, 8), Grows(8, 8)])
+    with pytest.raises(UserError, match=rf"{unknown}$"):
+        make_dynamic(module, image_shape=SHAPE)
+    with pytest.raises(UserError, match=r"must have a convolution, got a Linear without one"):
+        make_dynamic(nn.Linear(3, 4))
 
 
 def test_a_network_of_one_image_size_gets_that_size() -> None:
@@ -474,7 +482,7 @@ def test_a_network_of_one_image_size_gets_that_size() -> None:
 def test_an_image_shape_must_fit() -> None:
     with pytest.raises(UserError, match=r"This Chain fails on images of 4×12×12: .*; set image_shape"):
         make_dynamic(Chain(), blocks=Residual, image_shape=(4, 12, 12))
-    with pytest.raises(UserError, match="residual blocks with blocks"):
+    with pytest.raises(UserError, match="residual blocks of Chain"):
         make_dynamic(Chain())
 
 

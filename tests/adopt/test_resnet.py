@@ -489,9 +489,7 @@ def test_a_forward_that_does_more_than_its_parts_is_refused() -> None:
 
 
 def test_other_networks_are_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"A ResNet must consist of .*this Sequential has no conv1, .*no nn.Sequential layer1"
-    ):
+    with pytest.raises(UserError, match="does not know the residual blocks of Sequential"):
         make_dynamic(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
 
 

@@ -4,10 +4,13 @@
 residual blocks run one after another; the caller names the blocks, except for the networks in `families`.
 """
 
+import re
+
 from torch import nn
 
 from codinet.adopt.chain import AdoptedChain
 from codinet.adopt.families import family_pattern, likely_pattern
+from codinet.adopt.parts import first_convolution
 from codinet.adopt.resnet import AdoptedResNet
 from codinet.adopt.tracing import Blocks
 from codinet.adopt.vision import import_vision as import_vision
@@ -71,7 +74,14 @@ def _route(
     try:
         return AdoptedResNet(module, router, image_shape)
     except UserError as error:
-        raise UserError(f"{error}{_advice(module)}") from error
+        advice = _advice(module, image_shape)
+        if any(re.fullmatch(r"layer\d+", name) for name, _ in module.named_children()):  # it looks like a ResNet
+            raise UserError(f"{error}{advice}") from error
+        first_convolution(module)  # raises for a network without one
+        raise UserError(
+            f"codinet does not know the residual blocks of {type(module).__name__}; name them with --blocks PATTERN, "
+            f"or blocks= in Python.{advice}"
+        ) from error
 
 
 def _library_arch(module: nn.Module) -> str | None:
@@ -89,9 +99,14 @@ def _as_text(blocks: Blocks, network: RoutedNetwork) -> str:
     return ",".join(patterns)
 
 
-def _advice(module: nn.Module) -> str:
+def _advice(module: nn.Module, image_shape: tuple[int, int, int] | None) -> str:
+    """A pattern that may select the residual blocks; empty if it is not accepted."""
     likely = likely_pattern(module)
     if likely is None:
         return ""
     pattern, kind, number = likely
+    try:
+        AdoptedChain(module, pattern, None, image_shape, check=False)
+    except UserError:
+        return ""
     return f" Perhaps blocks={pattern!r}, which are {number} {kind}."
