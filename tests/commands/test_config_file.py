@@ -158,3 +158,15 @@ def test_the_config_of_a_run_repeats_it_and_makes_its_static_network(
     assert main([*again, "--json"]) == 0
     accuracy = RunFolder.open(static).load_evaluation()["accuracy"]
     assert json.loads(capsys.readouterr().out)["static_accuracy"] == accuracy
+
+
+def test_another_network_does_not_start_from_the_weights_of_a_file(tmp_path: Path, capsys: Said) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("source: digits\narch: resnet20\nstart: runs/x\n")
+    words = ["train", "--config", str(file), "--arch", "resnet32"]
+    assert main(words) == 2
+    assert capsys.readouterr().err == (
+        f"codinet: The settings of {file} start from runs/x, which is not a resnet32; add --start none.\n"
+    )
+    for more in (["--start", "none"], ["--start", "runs/y"], ["--arch", "resnet20"]):
+        assert with_file(args_of(*words[1:], *more)).network["arch"] == (more[1] if "--arch" in more else "resnet32")

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.drawn_shapes import CLASSES, save_shapes
 
 from codinet.cli import main, parse
 from codinet.commands.own_data import SMALL, Adapted, adapt_new, adapt_resumed, matching_card, start_given
 from codinet.commands.train import Args, config_from
-from codinet.config import RunConfig
+from codinet.config import RunConfig, resolve
 from codinet.files import sha256_of
 from codinet.presets import PRESETS
 from codinet.runs import RunFolder
@@ -73,14 +74,56 @@ def test_very_few_images_make_smaller_steps() -> None:
     assert adapted(images=3)[0].schedule.batch == 2
 
 
-def test_large_or_grey_data_sets_and_other_networks_start_from_new_weights() -> None:
-    for words, images, channels in (((), SMALL, 3), ((), 360, 1), (("--arch", "resnet20"), 360, 1)):
+def test_large_data_sets_and_other_libraries_keep_their_flags() -> None:
+    for words, images in (((), SMALL), (("--arch", "my.nets:make"), 360)):
         given = args_of("flowers", *words)
-        assert adapt_new(given, images, channels, resizable=True) == Adapted(given)
-    config, (_, note) = adapted("--arch", "resnet20")
-    assert config.extra.start is None
+        assert adapt_new(given, images, 3, resizable=True) == Adapted(given)
+
+
+@pytest.mark.parametrize(
+    ("arch", "channels", "said"),
+    [
+        ("resnet32", 1, "no resnet32 for grey images: training from new weights at 32×32 with --preset quick."),
+        (
+            "resnet20",
+            3,
+            "no resnet20 for colour images: training from new weights at 32×32 with --preset quick; --arch resnet32 "
+            "starts from a trained network.",
+        ),
+        (
+            "resnet50",  # for large images
+            3,
+            "no resnet50 for colour images: training from new weights with --preset quick; --arch resnet32 starts from "
+            "a trained network.",
+        ),
+    ],
+)
+def test_without_a_network_in_the_zoo_the_training_is_short(arch: str, channels: int, said: str) -> None:
+    config, (_, note) = adapted("--arch", arch, channels=channels)
+    assert note == f"360 training images are few, and the zoo has {said}"
+    assert (config.extra.start, config.data.image_size) == (None, None if arch == "resnet50" else 32)
+    assert config.losses == PRESETS["quick"]("").losses
+    assert (config.schedule.epochs, config.schedule.schedule, config.schedule.batch) == (30, "cosine", 32)
+
+
+def test_new_weights_keep_the_flags_that_are_given() -> None:
+    config, (_, note) = adapted("--epochs", "3", "--image-size", "64", "--batch", "9", channels=1)
+    assert (config.schedule.epochs, config.data.image_size, config.schedule.batch) == (3, 64, 9)
     assert note is not None
-    assert "the zoo has no resnet20 to start from; use --arch resnet32" in note
+    assert "training from new weights with --preset quick." in note
+    args = args_of("flowers", "--preset", "imagenet")
+    found = adapt_new(args, 360, 1, resizable=True)
+    assert found.args is args
+    assert found.note is not None
+    assert found.note.endswith("training from new weights.")
+
+
+@pytest.mark.parametrize("words", [[], ["--epochs", "3", "--lr", "0.2", "--alpha", "0"]])
+def test_a_resumed_run_from_new_weights_repeats_its_defaults(words: list[str]) -> None:
+    args = args_of("flowers", "--arch", "resnet20", *words)
+    new = adapt_new(args, 360, 3, resizable=True).args
+    assert adapt_resumed(args, resolve(config_from(new)), 360).args == new
+    assert adapt_resumed(args, resolve(config_from(args)), 360).args is args  # of an older version, or --start none
 
 
 def test_a_resumed_run_keeps_its_start() -> None:
@@ -105,6 +148,22 @@ def test_a_folder_of_drawn_shapes_trains_from_the_zoo(tmp_path: Path, capsys: Sa
     assert (folder.data.classes, folder.data.image_shape) == (CLASSES, (3, 32, 32))
     assert folder.config.extra.start == "zoo:cifar10-resnet32-065"
     assert len(folder.config.extra.start_sha256 or "") == 64
+
+
+def test_grey_images_train_from_new_weights_and_resume(tmp_path: Path, train_words: Words, capsys: Said) -> None:
+    shapes, out = save_shapes(tmp_path / "shapes", images=9), tmp_path / "run"
+    for file in shapes.rglob("*.jpg"):
+        Image.open(file).convert("L").resize((48, 48)).save(file)
+    words = ["train", str(shapes), "--arch", "resnet20", "--epochs", "1", "--finetune", "0", "--gamma", "0.1"]
+    words += ["--device", "cpu", "--out", str(out)]
+    assert main(words) == 0
+    assert "6 training images are few, and the zoo has no resnet20 for grey images" in capsys.readouterr().err
+    config = RunFolder.open(out).config
+    assert (config.data.image_size, config.schedule.batch, config.losses.m_d) == (32, 2, 1.0)
+    assert main([*words, "--resume"]) == 0
+    said = capsys.readouterr().err
+    assert "already finished" in said
+    assert "images are few" not in said
 
 
 def test_the_start_is_recorded_as_if_it_had_been_given(

@@ -205,7 +205,7 @@ def test_a_run_on_own_data_works_from_any_folder(
     monkeypatch.chdir("/")
     capsys.readouterr()
     assert main(["eval", str(run), "--device", "cpu"]) == 2
-    assert "mine.npz here or under data; check the path, or set --data-root" in capsys.readouterr().err
+    assert "or set --data-root to the folder that contains mine.npz" in capsys.readouterr().err
     assert main(["eval", str(run), "--device", "cpu", "--data-root", str(tmp_path / "moved")]) == 0
 
 
@@ -270,3 +270,29 @@ def test_flags_without_effect_are_reported(tmp_path: Path, train_words: Words, c
     assert "these flags have no effect with --no-routed: --router, --m-d, --finetune.\n" in capsys.readouterr().err
     assert main(train_words(tmp_path / "preset", "--no-routed", "--preset", "quick", "--finetune", "0")) == 0
     assert "no effect" not in capsys.readouterr().err
+
+
+def test_the_default_batch_fits_few_images(tmp_path: Path, train_words: Words, capsys: Said) -> None:
+    folder = picture_folder(tmp_path / "pictures")
+    words = train_words(tmp_path / "run", "--preset", "quick", "--holdout", "4", source=folder)
+    place = words.index("--batch")
+    words = words[:place] + words[place + 2 :]
+    assert main([*words, "--accumulate", "2"]) == 0  # 12 of 16 images are left
+    assert RunFolder.open(tmp_path / "run").config.schedule.batch == 2
+    capsys.readouterr()
+    assert main([*words, "--batch", "13", "--out", str(tmp_path / "other")]) == 2
+    assert "--batch must be at most 12, the number of training images, got 13" in capsys.readouterr().err
+
+
+def test_a_run_is_not_resumed_with_another_network(
+    tmp_path: Path, train_words: Words, finished_run: Path, capsys: Said
+) -> None:
+    words = train_words(tmp_path / "run", "--start", str(finished_run))
+    assert main(words) == 0
+    capsys.readouterr()
+    for more in (["--arch", "resnet32"], ["--arch", "resnet32", "--start", "none"]):
+        assert main([*words, *more, "--resume"]) == 2
+        assert capsys.readouterr().err == (
+            f"codinet: {tmp_path / 'run'} was started with other settings (arch was resnet20, now resnet32); repeat "
+            "them or choose another --out.\n"
+        )

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from codinet import files
 from codinet.cli import parse
+from codinet.commands.own_data import NONE
 from codinet.config import PARTS, RunConfig, flag_of
 from codinet.errors import UserError, shown, suggestion
 from codinet.methods import method_named
@@ -56,6 +57,9 @@ def with_file(args: A) -> A:
         raise UserError(f"{path}: {error}") from error
     if source is not None and not isinstance(source, str):
         raise UserError(f"{path}: source must be text.")
+    start, arch = from_file.extra.get("start") or NONE, given.network.get("arch")
+    if "start" not in typed and start.lower() != NONE and arch not in (None, from_file.network.get("arch", arch)):
+        raise UserError(f"The settings of {path} start from {start}, which is not a {arch}; add --start none.")
     changes: dict[str, Any] = {"source": given.source or source or ""}
     for entry in dataclasses.fields(given):
         ours, theirs = getattr(given, entry.name), getattr(from_file, entry.name)

@@ -70,8 +70,8 @@ class Args:
     """Seed of the initial weights, the image order, the augmentations and the noise. Default: 0."""
     preset: str | None = None
     """Recipe whose values the other flags replace: paper, best, quick, demo, small, modern, pretrained, imagenet.
-    Default: paper; small for a small image folder or .npz file that starts from the zoo; modern for a network that is
-    not codinet's own, or pretrained if it starts from trained weights."""
+    Default: paper; for a small image folder or .npz file small if it starts from the zoo, and quick if the zoo has no
+    such network; modern for a network that is not codinet's own, or pretrained if it starts from trained weights."""
     out: Path | None = None
     """Run folder to write. Default: runs/ and a name made of source, network and seed."""
     resume: bool = False
@@ -252,15 +252,29 @@ def _load(args: Args, device: "torch.device", amp: bool, world: "World") -> tupl
         config = resolve(config_from(adapted.args), gpu=gpu)
     config = replace(config, source=source)
     out = args.out or Path("runs") / _folder_name(config)
+    if not own_data.is_new(out, resume=args.resume):
+        _require_same_arch(config, out)
     prepared = library_input(config, out, resume=args.resume, folder=folder)
     config = _choose_view(prepared.config, out, resume=args.resume, folder=folder)
     dataset = dataset or load_for(source, root, config.data)
     dataset = prepared.normalise(dataset)
-    config, preset_note = _library_defaults(adapted.args, config, len(dataset.train), world.size)
+    config, preset_note = _defaults_for_data(adapted.args, config, len(dataset.train), world.size)
     _require_small_cutout(config, dataset)
     if device.type == "cpu":
         _require_memory(config, dataset, bytes_per_value=2 if amp else 4, processes=world.size)
     return config, dataset, [remark for remark in (adapted.note, preset_note, prepared.describe(dataset)) if remark]
+
+
+def _require_same_arch(config: RunConfig, out: Path) -> None:
+    """Refuse another network than that of the run in `out`, before the weights that it started from are read."""
+    from codinet.runs import open_run
+
+    before, arch = open_run(out).config.network.arch, config.network.arch
+    if arch != before:
+        raise UserError(
+            f"{out} was started with other settings (arch was {before}, now {arch}); repeat them or choose another "
+            "--out."
+        )
 
 
 def _choose_view(config: RunConfig, out: Path, *, resume: bool, folder: bool) -> RunConfig:
@@ -277,23 +291,26 @@ def _choose_view(config: RunConfig, out: Path, *, resume: bool, folder: bool) ->
     return replace(config, data=replace(data, view=RESIZED if side > _SMALL_SIDE else PADDED))
 
 
-def _library_defaults(args: Args, config: RunConfig, images: int, processes: int) -> tuple[RunConfig, str | None]:
-    """The config of a network that is not codinet's own with the defaults that depend on network and data, and a note.
+def _defaults_for_data(args: Args, config: RunConfig, images: int, processes: int) -> tuple[RunConfig, str | None]:
+    """The config with the defaults that depend on network and data, and a note.
 
-    These are the drop path of the presets for such networks, and at least four steps per epoch.
+    These are a batch that fits, so that an epoch has at least four steps, and for a network that is not codinet's own
+    the drop path of the presets for such networks.
     """
     from codinet.networks import supports_drop_path
 
     name, arch = args.preset or _default_preset(args), config.network.arch
-    if parse_spec(arch).library == OWN:
-        return config, None
+    own = parse_spec(arch).library == OWN
     if name in LIBRARY_PRESETS and "drop_path" not in args.network and supports_drop_path(arch):
         config = replace(config, network=replace(config.network, drop_path=DROP_PATH))
+    images -= config.data.holdout
     batch = config.schedule.batch or 0
-    if args.schedule.get("batch") is None:
-        fitting = max(2, (images - config.data.holdout) // 4) // processes * processes
-        batch = min(batch, max(fitting, processes))
+    if args.schedule.get("batch") is None and (not own or batch > images):
+        parts = processes * config.schedule.accumulate
+        batch = min(batch, max(max(2, images // 4) // parts * parts, parts))
         config = replace(config, schedule=replace(config.schedule, batch=batch))
+    if own:
+        return config, None
     if args.preset or len(args.schedule) == len(fields(ScheduleConfig)):  # all are given, e.g. by a run's config.json
         return config, None
     dropped = f", --drop-path {DROP_PATH:g}" if config.network.drop_path and "drop_path" not in args.network else ""
