@@ -30,7 +30,8 @@ class Place:
     words: Callable[..., list[str]]
 
     def train(self, *more: str, source: Path | str | None = None, out: Path | None = None) -> list[str]:
-        return self.words(out or self.folder / "out", *more, source=source or self.npz)
+        words = "--start", "none", *more  # without a note about few images
+        return self.words(out or self.folder / "out", *words, source=source or self.npz)
 
     def run(self) -> Path:
         """A copy of a finished run."""
@@ -214,7 +215,7 @@ def arrays_of_other_names(place: Place) -> Path:
 
 
 DATA = [
-    (missing_folder, "Unknown data set", "choose from digits"),
+    (missing_folder, "does not exist", "set --data-root to the folder that contains it"),
     (missing_npz, "does not exist", "check the path"),
     (empty_folder, "has no class folders", "a separate folder"),
     (class_without_images, "fox has no images", "or remove it"),
@@ -246,6 +247,7 @@ def test_data_that_cannot_be_used(
 def test_data_that_has_a_name_and_is_not_there(place: Place, capsys: Said) -> None:
     sentence = refused(place.train("--data-root", str(place.folder), source="cifar10"), capsys)
     assert "CIFAR-10 was not found under" in sentence
+    assert "or set --data-root or CODINET_DATA to its folder" in sentence
     assert "codinet data download cifar10" in sentence
 
 
@@ -310,7 +312,7 @@ RUNS = [
     (damaged_weights, "model.safetensors is damaged: its contents do not match", "restore it or train again"),
     (torn_weights, "model.safetensors is damaged", "restore it or train again"),
     (foreign_weights, "was not written by codinet", "restore it or train again"),
-    (no_weights, "has no trained network yet", "--resume"),
+    (no_weights, "model.safetensors is missing", "restore it with codinet train … --resume"),
     (damaged_config, "config.json cannot be read as JSON", "restore it or train again"),
     (config_of_another_kind, "config.json is not a run's config", "restore it or train again"),
     (
@@ -319,7 +321,11 @@ RUNS = [
         "restore the file or train again",
     ),
     (no_config, "config.json does not exist", "a run folder"),
-    (data_moved_away, "The file gone/few.npz does not exist", "check the path"),
+    (
+        data_moved_away,
+        "were in gone/few.npz, which does not exist",
+        "set --data-root to the folder that contains few.npz",
+    ),
 ]
 
 
@@ -399,7 +405,7 @@ def test_a_folder_of_other_things(place: Place, capsys: Said) -> None:
 
 
 def test_a_run_begun_with_other_settings(place: Place, capsys: Said) -> None:
-    sentence = refused(place.train("--resume", "--lr", "0.2", out=place.run()), capsys)
+    sentence = refused(place.words(place.run(), "--resume", "--lr", "0.2"), capsys)
     assert "started with other settings (lr was 0.1, now 0.2)" in sentence
     assert "repeat them or choose another --out" in sentence
 

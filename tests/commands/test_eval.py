@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from codinet.records import PathTable
 from codinet.runs import RunFolder
 
 Said = pytest.CaptureFixture[str]
+Words = Callable[..., list[str]]
 KEYS = {"accuracy", "macs", "paper_gmaccs", "cost_share", "mean_blocks", "distinct_paths", "path_entropy", "n"}
 
 
@@ -156,7 +158,9 @@ def test_a_budget_is_met_without_training(own_run: Path, capsys: Said) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--budget", "0.5", "0"], "budget must be a finite number above 0 and of at most 1, got 0.0"),
+        (["--budget", "0.5", "0"], "codinet: --budget must be a finite number above 0 and of at most 1, got 0.0"),
+        (["--budget"], "--budget requires a value, such as 0.6."),
+        (["--curve", "--budget"], "--budget requires a value, such as 0.6."),
         (["--curve", "0.5", "2"], "--curve must be a number from 0 to 1, got 2"),
         (["--plot", "curve.png"], "--plot requires --curve or --budget"),
     ],
@@ -164,3 +168,36 @@ def test_a_budget_is_met_without_training(own_run: Path, capsys: Said) -> None:
 def test_an_invalid_curve_is_refused(finished_run: Path, capsys: Said, words: list[str], sentence: str) -> None:
     assert main(["eval", str(finished_run), *words]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "values"), [("--curve", []), ("--curve", ["0.4"]), ("--budget", ["0.5"])])
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--no-routed", "--finetune", "0"], "routed networks only, and {run} is static."),
+        (["--method", "fixed"], "networks that route images, and {run} runs the same blocks for all images."),
+    ],
+)
+def test_one_path_for_all_images_has_no_curve(
+    tmp_path: Path, train_words: Words, more: list[str], why: str, flag: str, values: list[str], capsys: Said
+) -> None:
+    run = tmp_path / "run"
+    assert main(train_words(run, *more)) == 0
+    capsys.readouterr()
+    assert main(["eval", str(run), flag, *values]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"codinet: {flag} applies to {why.format(run=run)}\n")
+
+
+def test_images_that_are_gone(own_run: Path, tmp_path: Path, capsys: Said) -> None:
+    config = json.loads((own_run / "config.json").read_text())
+    source, config["config"]["source"] = config["config"]["source"], "/gone/photos"
+    (own_run / "config.json").write_text(json.dumps(config))
+    assert main(["eval", str(own_run)]) == 2
+    assert capsys.readouterr().err == (
+        f"codinet: The images of {own_run} were in /gone/photos, which does not exist; move them back, or set "
+        "--data-root to the folder that contains photos.\n"
+    )
+    config["config"]["source"] = f"/gone/{Path(source).name}"
+    (own_run / "config.json").write_text(json.dumps(config))
+    assert main(["eval", str(own_run), "--data-root", str(Path(source).parent)]) == 0

@@ -33,7 +33,7 @@ class Args:
     """A block runs if the router's run probability is at least this; a lower threshold runs more blocks."""
     curve: tuple[float, ...] | None = None
     """More thresholds to evaluate: accuracy against cost from one set of weights. Without values: 0.3 0.4 0.6 0.7."""
-    budget: tuple[float, ...] = ()
+    budget: tuple[float, ...] | None = None
     """Target costs to meet without training, as shares of the static network's cost. The threshold of each is found on
     training images and evaluated like those of --curve."""
     plot: Path | None = None
@@ -57,24 +57,28 @@ def run(args: Args) -> None:
     curve = _CURVE if args.curve == () else args.curve or ()
     for threshold in curve:
         require_probability("curve", threshold)
+    if args.budget == ():
+        raise UserError("--budget requires a value, such as 0.6.")
     if args.plot and not (curve or args.budget):
         raise UserError("--plot requires --curve or --budget.")
     if args.batch < 1:
         raise UserError(f"--batch must be 1 or more, got {args.batch}.")
 
+    from codinet.checks import require_number
     from codinet.environment import pick_device
     from codinet.evaluate import threshold_evaluator
     from codinet.runs import open_run
-    from codinet.thresholds import require_budget
     from codinet.zoo.zoo_run import ZooRun
 
     device = pick_device(args.device)
     run = open_run(args.run)
     card = run.card if isinstance(run, ZooRun) else None
     model = run.load_model(device)
-    for budget in args.budget:
-        require_budget(model, budget)
-    dataset = run.load_dataset(args.data_root) if card is None else run.load_own_dataset(args.data_root)
+    if curve or args.budget:
+        _require_routing(model, "--curve" if curve else "--budget", args.run)
+    for budget in args.budget or ():
+        require_number("--budget", budget, 0, 1, above=True)
+    dataset = _load_dataset(run, args)
     budgets = _thresholds_for(args, model, dataset, device)
     same_images = card is None and _has_same_images(dataset, run)
     evaluate_at = threshold_evaluator(model, dataset, dataset.test, device, batch=args.batch)
@@ -93,6 +97,31 @@ def run(args: Args) -> None:
         print_json(summary)
     else:
         print_table(title, ["", ""], evaluation_rows(summary))
+
+
+def _require_routing(model: "RoutedNetwork", flag: str, run: Path) -> None:
+    """Refuse a flag for several thresholds if the paths do not depend on the threshold."""
+    from codinet.methods.fixed import BiasRouters
+
+    if model.routers is None:
+        raise UserError(f"{flag} applies to routed networks only, and {run} is static.")
+    if isinstance(model.routers, BiasRouters):
+        raise UserError(f"{flag} applies to networks that route images, and {run} runs the same blocks for all images.")
+
+
+def _load_dataset(run: "RunReader", args: Args) -> "Dataset":
+    """The data of the run. Those of a network of the zoo must be the same images, because its card is about them."""
+    from codinet.data.loading import MissingDataError
+    from codinet.zoo.zoo_run import ZooRun
+
+    try:
+        return run.load_own_dataset(args.data_root) if isinstance(run, ZooRun) else run.load_dataset(args.data_root)
+    except MissingDataError as error:
+        source = Path(run.config.source)
+        raise UserError(
+            f"The images of {args.run} were in {source}, which does not exist; move them back, or set --data-root to "
+            f"the folder that contains {source.name}."
+        ) from error
 
 
 def _thresholds_for(

@@ -75,7 +75,10 @@ class KnownDataset:
         located = self.locate(root)
         if located is None:
             folders = " or ".join(layout.folder for layout in self.layouts)
-            raise UserError(f"{self.title} was not found under {root} (no {folders} there); {self.hint}.")
+            raise UserError(
+                f"{self.title} was not found under {root} (no {folders} there); {self.hint}, or set --data-root or "
+                "CODINET_DATA to its folder."
+            )
         return located
 
     @property

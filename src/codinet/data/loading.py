@@ -84,6 +84,10 @@ def load(
         return check(_require_own_size(dataset, image_size, crop))
 
 
+class MissingDataError(UserError):
+    """An image folder or an `.npz` file that does not exist."""
+
+
 class Summary(NamedTuple):
     """The content of an image folder or a packed data set, without its pixels."""
 
@@ -188,10 +192,10 @@ def _find(name_or_path: str, root: Path) -> Path:
     for candidate in (root / path.name, Path(path.name)):
         if path.name != ".." and (candidate.is_dir() or (_is_npz(candidate) and candidate.exists())):
             return candidate
-    if _is_npz(path):
-        raise UserError(
-            f"The file {path} does not exist, and there is no {path.name} here or under {root}; check the path, or set "
-            "--data-root to the folder that contains it."
+    if _is_npz(path) or path.parent != Path():
+        raise MissingDataError(
+            f"The {'file' if _is_npz(path) else 'folder'} {path} does not exist, and there is no {path.name} here or "
+            f"under {root}; check the path, or set --data-root to the folder that contains it."
         )
     raise UserError(
         f"Unknown data set {name_or_path!r}{suggestion(name_or_path, KNOWN)}; choose from {', '.join(KNOWN)}, "
