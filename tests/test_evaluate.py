@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -6,8 +8,9 @@ import torch
 
 from codinet import RoutedOutput, create_model
 from codinet.cost import CostTable, block_costs
+from codinet.data import Dataset
 from codinet.errors import UserError
-from codinet.evaluate import evaluate, exact_inference, impossible_figure
+from codinet.evaluate import evaluate, evaluate_test_set, exact_inference, impossible_figure
 from codinet.train.splits import join
 
 # Skipping all costs 100 + 5 + 2; running the first block adds 10, the second 20 - 5.
@@ -219,12 +222,87 @@ def test_figures_that_no_evaluation_has_are_named(change: dict[str, Any], odd: s
     assert impossible_figure([], blocks=2) == "accuracy"
 
 
+def test_a_data_set_is_evaluated_in_evaluation_mode_and_the_network_left_as_it_was(few: Dataset) -> None:
+    torch.manual_seed(0)
+    model = create_model("resnet20", in_channels=1).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = evaluate_test_set(model, few, torch.device("cpu"))
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert found.summary() == evaluate_test_set(model.eval(), few, torch.device("cpu")).summary()
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_exact_inference_keeps_the_users_choice_of_kernels(
     deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     with exact_inference():
         assert torch.backends.cudnn.deterministic is deterministic
-        assert not torch.backends.cudnn.allow_tf32
+        assert not torch.backends.cudnn.benchmark
     assert torch.backends.cudnn.deterministic is deterministic
+    assert torch.backends.cudnn.benchmark
+
+
+PRECISIONS = {
+    "none": "",
+    "matmul, the old way": "torch.set_float32_matmul_precision('high')",
+    "all": "torch.backends.fp32_precision = 'tf32'",
+    "convolutions": "torch.backends.cudnn.conv.fp32_precision = 'tf32'",
+}
+
+
+@pytest.mark.parametrize("choice", PRECISIONS.values(), ids=PRECISIONS)
+def test_exact_inference_has_no_tf32_and_restores_the_users_precision(choice: str) -> None:
+    """In a process of its own, because some initial settings of torch cannot be restored once they were changed."""
+    code = f"""
+import torch
+from codinet.evaluate import exact_inference
+
+def precisions():
+    b = torch.backends
+    return [part.fp32_precision for part in (b, b.cudnn, b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn)]
+
+def inherited():  # by what the user did not set
+    torch.backends.fp32_precision = torch.backends.cudnn.fp32_precision = "none"
+    none = precisions()
+    torch.backends.fp32_precision = "ieee"
+    return none, precisions()
+
+{choice}
+before = precisions()
+with exact_inference():
+    assert precisions()[2:] == ["ieee"] * 3, precisions()
+assert precisions() == before, (before, precisions())
+after = inherited()
+"""
+    code += "print(after)"
+    plain = code.replace("with exact_inference():", "if False:")
+    restored, never_changed = (
+        subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, check=False)
+        for text in (code, plain)
+    )
+    assert restored.returncode == 0, restored.stderr
+    assert restored.stdout == never_changed.stdout
+
+
+class OnMPS(torch.Tensor):
+    """A tensor that claims to be on Apple's MPS, which has no float64."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("mps")
+
+    def double(self) -> torch.Tensor:
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.")
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor)
+
+
+def test_float64_is_computed_on_the_cpu_where_the_device_has_none() -> None:
+    def model(number_B: torch.Tensor) -> RoutedOutput:
+        return RoutedOutput(*(part.as_subclass(OnMPS) for part in routed(PATHS)(number_B)))
+
+    assert evaluate(model, batches(3), TABLE).summary() == evaluate(routed(PATHS), batches(3), TABLE).summary()

@@ -75,14 +75,15 @@ class CostTable:
             path_BN: Decisions between 0 and 1.
 
         Returns:
-            MACs_B, float64.
+            MACs_B, float64; on the CPU for paths on Apple's MPS.
         """
         require_kind("paths", path_BN, torch.Tensor, "a tensor")
         if path_BN.ndim != 2 or path_BN.shape[1] != len(self.run_N) or path_BN.is_complex():
             raise UserError(f"paths must be a real tensor of B×{len(self.run_N)} decisions, got {shown(path_BN)}.")
+        path_BN = in_float64(path_BN)
         added_N = torch.tensor(self.added_N, dtype=torch.float64, device=path_BN.device)
         always = self.fixed + sum(self.skip_N) + sum(self.router_N)
-        return path_BN.double() @ added_N + always
+        return path_BN @ added_N + always
 
     def share(self, path_BN: torch.Tensor) -> torch.Tensor:
         """Returns the cost shares of paths (B): their MACs divided by those of the static network."""
@@ -99,6 +100,11 @@ class CostTable:
         """Converts MACs to the unit of the paper's tables for this family of networks."""
         require_number("macs", macs)
         return macs * self.paper_unit / 1e9
+
+
+def in_float64(values: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in float64, on its own device; Apple's MPS has no float64, so from there on the CPU."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def block_costs(model: RoutedNetwork, image_shape: tuple[int, int, int]) -> CostTable:

@@ -6,7 +6,7 @@ Takes a network or any engine: a callable from images to `RoutedOutput`. Reads n
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from codinet.checks import require_callable, shown
-from codinet.cost import CostTable, block_costs
+from codinet.cost import CostTable, block_costs, in_float64
 from codinet.data import Dataset, Split
 from codinet.data.batches import SplitPlacer
 from codinet.errors import UserError
@@ -71,6 +71,7 @@ FIGURES: dict[str, tuple[type, ...]] = {
 # Those that tables of several runs compare, in this order.
 COMPARED_FIGURES = ("accuracy", "cost_share", "macs", "paper_gmaccs", "mean_blocks", "distinct_paths", "path_entropy")
 
+PRECISION = "fp32_precision"  # the setting of torch; its older settings for TF32 cannot be mixed with it
 _TOP = 5  # predictions of the top-5 accuracy
 _LARGEST = 2**53  # of any figure; multiply-adds are the largest
 
@@ -116,10 +117,22 @@ def impossible_figure(figures: Any, blocks: int, names: Iterable[str] = tuple(FI
 def exact_inference() -> Iterator[None]:
     """No gradients, and full float32: with TF32, a GPU could decide close cases differently.
 
-    The caller's choice of deterministic kernels is kept; which kernels are fastest is not tried out.
+    The caller's choice of deterministic kernels is kept; which kernels are fastest is not tried out. On exit all
+    settings of torch are as before.
     """
-    cudnn = torch.backends.cudnn
-    with torch.inference_mode(), cudnn.flags(enabled=True, deterministic=cudnn.deterministic, allow_tf32=False):
+    backends: Any = torch.backends
+    cudnn = backends.cudnn
+    settings: list[tuple[Any, str, Any]] = [(cudnn, "enabled", True), (cudnn, "benchmark", False)]
+    # An operation without a value of its own inherits that of cuDNN, and cuDNN that of torch. A value that is inherited
+    # is not set, because no setting would restore the inheritance.
+    settings += [(backends, PRECISION, "none")]
+    settings += [(part, PRECISION, "ieee") for part in (cudnn, backends.cuda.matmul, cudnn.conv, cudnn.rnn)]
+    with torch.inference_mode(), ExitStack() as restored:
+        for part, name, value in settings:
+            before = getattr(part, name)
+            if before != value:
+                restored.callback(setattr, part, name, before)
+                setattr(part, name, value)
         yield
 
 
@@ -142,7 +155,7 @@ def evaluate(
     paths = PathTable(*(torch.cat(column).cpu() for column in zip(*(part[0] for part in parts), strict=True)))
     losses_T, in_top_T = (torch.cat(column) for column in list(zip(*parts, strict=True))[1:])
     top5 = int(in_top_T.sum()) if len(in_top_T) else None
-    return summarise(paths, table, loss=losses_T.double().mean().item(), top5=top5)
+    return summarise(paths, table, loss=in_float64(losses_T).mean().item(), top5=top5)
 
 
 def evaluate_test_set(
@@ -168,7 +181,10 @@ def threshold_evaluator(
     table = block_costs(model, dataset.image_shape)
 
     def evaluate_at(threshold: float) -> Evaluation:
-        evaluation = evaluate(partial(model, decide=partial(hard, threshold=threshold)), placed.batches(batch), table)
+        with in_evaluation(model):  # `evaluate` sees a function
+            evaluation = evaluate(
+                partial(model, decide=partial(hard, threshold=threshold)), placed.batches(batch), table
+            )
         if not math.isfinite(evaluation.loss):
             raise UserError(
                 f"The network computes NaN or infinity on images of {dataset.name}; restore its weights or train again."
