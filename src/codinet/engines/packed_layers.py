@@ -37,11 +37,16 @@ def pack_layers(module: nn.Module) -> None:
             part.__class__ = PackedLinear
 
 
+def _is_recording() -> bool:
+    """Whether torch compiles or exports the layer, which needs torch's own operations."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 class PackedConv(nn.Conv2d):
     """A convolution that keeps its weights in oneDNN's layout."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
+        if _is_recording():
             return super().forward(input)
         geometry = list(self.padding), list(self.stride), list(self.dilation), self.groups
         if (packed := self.__dict__.get("packed")) is None:
@@ -56,7 +61,7 @@ class PackedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.numel() // self.in_features
         small = rows < 2 or (rows < _FEW_ROWS and self.weight.numel() < _FEW_WEIGHTS)
-        if small or torch.compiler.is_compiling():
+        if small or _is_recording():
             return super().forward(input)
         if (packed := self.__dict__.get("packed")) is None:
             packed = self.__dict__["packed"] = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
