@@ -36,7 +36,7 @@ class Routers(nn.Module):
     """Base class for the routers of a network. Layers that compute the scores must be named `out`; see `shift`.
 
     Attributes:
-        always: Blocks that run for every image at every threshold.
+        always: Blocks that run for every image at every threshold below 1.
         search_steps: Thresholds that a search for a budget tries. More find smaller differences between images.
     """
 

@@ -133,7 +133,10 @@ class RunFolder(RunReader):
 
     def load_tensors(self) -> dict[str, torch.Tensor]:
         if not self.weights_file.exists():
-            raise UserError(f"{self.path} has no trained network yet; finish it with codinet train … --resume.")
+            again = "with codinet train … --resume."
+            if self.finished:
+                raise UserError(f"{self.weights_file} is missing; restore it {again}")
+            raise UserError(f"{self.path} has no trained network yet; finish it {again}")
         try:
             return files.load_tensors(self.weights_file)[0]
         except files.DamagedError as error:
@@ -238,11 +241,15 @@ class RunWriter(RunFolder):
 
     def save_results(self, model: RoutedNetwork, evaluation: Evaluation) -> None:
         """Write weights, paths and results. The results come last, because they mark the run as finished."""
-        assert model.config is not None
-        files.save_tensors(self.weights_file, model.state_dict(), about=asdict(model.config))
+        self.save_weights(model)
         files.save_tensors(self.path / "paths.safetensors", evaluation.paths._asdict())
         self._save_timing()
         files.write_json(self.path / "evaluation.json", evaluation.summary())
+
+    def save_weights(self, model: RoutedNetwork) -> None:
+        """Write the weights."""
+        assert model.config is not None
+        files.save_tensors(self.weights_file, model.state_dict(), about=asdict(model.config))
 
     def _save_timing(self) -> None:
         started, finished = files.read_json(self.path / "config.json").get("started"), time.time()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from codinet.config import ExtraConfig
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.train import accelerate
@@ -105,3 +106,49 @@ def test_defaults_on_a_cpu_are_off_and_kernels_need_amp() -> None:
     assert (resolved.compile, resolved.amp, resolved.kernels) == (False, False, False)
     asked = Execution(compile=True, kernels=True, sync_bn=True).resolve(CPU, World())
     assert (asked.compile, asked.amp, asked.kernels, asked.sync_bn) == (True, False, False, False)
+
+
+def test_a_compiler_that_fails_at_the_first_use_is_left_out_and_nothing_changed(
+    make: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object) -> None:
+        torch.rand(1)
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(accelerate, "compiled", lambda: Speed(compile=lambda _function: fail))
+    builder, random = make(), torch.get_rng_state()
+    builder.build()
+    assert builder.speeds == [Speed()]
+    assert builder.warnings == ["Compiling or capturing the step failed (no compiler here); continuing without."]
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_building_a_compiled_step_changes_no_tensor(
+    make_step: Callable[..., Step],
+    two_blocks: Callable[[int], RoutedNetwork],
+    monkeypatch: pytest.MonkeyPatch,
+    ema: float,
+) -> None:
+    calls: list[object] = []
+
+    def counted(function: Callable[..., object]) -> Callable[..., object]:
+        def called(*args: object, **named: object) -> object:
+            calls.append(function)
+            return function(*args, **named)
+
+        return called
+
+    monkeypatch.setattr(accelerate, "compiled", lambda: Speed(compile=counted))
+    small = make_step(two_blocks(0), extra=ExtraConfig(ema=ema))
+    assert small.controller is not None
+    before = {name: tensor.clone() for name, tensor in small.model.state_dict().items()}
+    before |= {name: tensor.clone() for name, tensor in small.controller.state().items()}
+    random = torch.get_rng_state()
+    built = build_step(small.task, small.stage, Execution(compile=True, amp=False, kernels=False), pytest.fail)
+    assert calls
+    after = built.step.model.state_dict() | small.controller.state()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert not any(tensor.any() for tensor in built.step.optimizer_state().values())
+    assert not built.step.sums.any()
+    assert torch.equal(torch.get_rng_state(), random)

@@ -132,6 +132,25 @@ def test_figures_that_stay_are_exact_and_others_as_precise_as_the_training(
     assert halved == [amp, amp, False, False, False, False, False]
 
 
+@pytest.mark.parametrize("stop_after", [None, 6])
+def test_a_step_that_compiles_trains_bit_for_bit_as_a_plain_one(
+    train: Train,
+    tmp_path: Path,
+    small_run: RunConfig,
+    few: Dataset,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: Path,
+    assert_same_run: SameRun,
+    stop_after: int | None,
+) -> None:
+    """The step is taken once when it is built, and undone, also where a run goes on."""
+    monkeypatch.setattr(accelerate, "compiled", Speed)
+    for resume in (False,) if stop_after is None else (False, True):
+        stop = None if resume else stop_after
+        train(tmp_path / "run", small_run, few, execution=Execution(compile=True), stop_after=stop, resume=resume)
+    assert_same_run(tmp_path / "run", whole)
+
+
 def test_nothing_is_compiled_or_captured_on_a_cpu_unless_asked(
     train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +160,7 @@ def test_nothing_is_compiled_or_captured_on_a_cpu_unless_asked(
     train(tmp_path / "run", small_run, few, stop_after=2)
 
 
+@pytest.mark.parametrize("at_once", [True, False])  # or at the first use, which compiles
 def test_what_cannot_be_compiled_is_told_and_left_out(
     train: Train,
     tmp_path: Path,
@@ -149,11 +169,12 @@ def test_what_cannot_be_compiled_is_told_and_left_out(
     monkeypatch: pytest.MonkeyPatch,
     whole: Path,
     assert_same_run: SameRun,
+    at_once: bool,
 ) -> None:
-    def fail() -> None:
+    def fail(*_args: object, **_named: object) -> Any:
         raise RuntimeError("no compiler here\nand more")
 
-    monkeypatch.setattr(accelerate, "compiled", fail)
+    monkeypatch.setattr(accelerate, "compiled", fail if at_once else lambda: Speed(fail))
     listener = train(tmp_path / "run", small_run, few, execution=Execution(compile=True))
     assert listener.warnings == ["Compiling or capturing the step failed (no compiler here); continuing without."]
     assert_same_run(tmp_path / "run", whole)
@@ -199,6 +220,10 @@ def test_steps_that_do_not_fit_in_memory_are_told(
     [
         ({"schedule": {"batch": 65}}, "--batch must be at most 64, the number of training images, got 65"),
         ({"data": {"holdout": 64}}, "--holdout must be below 64, the number of training images, got 64"),
+        (
+            {"schedule": {"batch": 2, "accumulate": 2, "views": 1}, "losses": {"alpha": 0.0}},
+            "must give a process 2 views or more at once, because BatchNorm compares them, got 1",
+        ),
         (
             {"losses": {"budget": 0.001}},
             r"The budget must be at least 0\.0\d+, .* with every block skipped, got 0\.001",

@@ -81,6 +81,18 @@ def test_a_network_that_misses_its_budget_on_test_images_is_told(
     assert not any("Test images" in warning for warning in train(tmp_path / "met", met, few).warnings)
 
 
+def test_a_fixed_path_that_misses_its_budget_is_told_why(
+    train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset
+) -> None:
+    network = replace(small_run.network, arch="resnet14", router="bias")
+    config = with_losses(replace(small_run, network=network, method="fixed"), budget=0.4)
+    (warning,) = train(tmp_path / "run", config, few).warnings
+    assert warning.endswith(
+        "and the budget is 0.4. All images run the same blocks, and no set of blocks costs closer to it. Use another "
+        "budget."
+    )
+
+
 def test_a_network_that_nothing_teaches_to_skip_is_told_to_have_collapsed(
     train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset
 ) -> None:

@@ -158,6 +158,16 @@ def test_static_networks_are_refused() -> None:
         Objective(create_model("resnet20", routed=False), (3, 32, 32), budget=0.5, steps=5)
 
 
+@pytest.mark.parametrize("router", ["halting", "spatial", "hash", "bias", "policy", "narrow"])
+def test_routers_of_other_methods_are_refused(router: str) -> None:
+    own = create_model("resnet20", router=router)
+    module = nn.Sequential(Residual(1), nn.Flatten(), nn.Linear(64, 10))
+    adopted = make_dynamic(module, blocks=Residual, router=router, image_shape=SHAPE)
+    for model, shape in ((own, (3, 32, 32)), (adopted, SHAPE)):
+        with pytest.raises(UserError, match=f"Objective requires routers fc or cnn or rnn, got {router}"):
+            Objective(model, shape, budget=0.9, steps=5)
+
+
 def empty(got: RoutedOutput, labels: torch.Tensor) -> tuple[Any, ...]:
     return RoutedOutput(*(part[:0] for part in got)), labels[:0], 2
 

@@ -3,7 +3,10 @@ from typing import Any
 
 import pytest
 
+from codinet.config import RunConfig, resolve
+from codinet.methods import NAMES
 from codinet.train.reporting import Console, Reporter, Reporters, TimeLeft, in_words
+from codinet.train.stages import stages_of
 
 Said = pytest.CaptureFixture[str]
 ROW: dict[str, Any] = {
@@ -24,6 +27,10 @@ ROW: dict[str, Any] = {
     "always_off": 0,
     "more": "is not shown",
 }
+
+
+def run_of(method: str) -> RunConfig:
+    return resolve(RunConfig("digits", method=method))
 
 
 def test_the_plain_reporter_says_nothing(capsys: Said) -> None:
@@ -81,8 +88,16 @@ def test_a_long_wait_for_images_is_said_below_its_epoch(capsys: Said) -> None:
         for waited in (0.05, 0.126, 0.0):
             reporter.row({**ROW, "data_wait": waited})
     _, _, second, line, third = capsys.readouterr().err.splitlines()
-    assert line == "         waited for images 13% of the time"
+    assert line == "           waited for images 13% of the time"
     assert second == third
+
+
+@pytest.mark.parametrize("stage", sorted({stage.name for name in NAMES for stage in stages_of(run_of(name))}))
+def test_every_stage_fits_its_column(stage: str, capsys: Said) -> None:
+    with Console() as reporter:
+        reporter.row({**ROW, "stage": stage})
+    headings, row = capsys.readouterr().err.splitlines()
+    assert len(headings) == len(row) <= 80
 
 
 def test_names_are_shown_as_they_are(capsys: Said) -> None:

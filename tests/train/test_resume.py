@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from codinet.config import RunConfig
 from codinet.data import Dataset
+from codinet.errors import UserError
 from codinet.train import checkpoint, loop
 
 SameRun = Callable[[Path, Path], None]
@@ -134,6 +136,24 @@ def test_a_finished_run_is_evaluated_again_and_left_alone(
     assert "already finished" in listener.warnings[0]
     assert listener.evaluation.summary() == json.loads((whole / "evaluation.json").read_text())
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def test_lost_weights_of_a_finished_run_come_from_the_last_checkpoint(
+    train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset, whole: Path, damage: Callable[[Path], None]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    damage(out / "model.safetensors")
+    listener = train(out, small_run, few, resume=True)
+    assert "model.safetensors was missing or damaged; the last checkpoint restored it." in listener.warnings[0]
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    damage(out / "model.safetensors")
+    checkpoints(out)[-1].unlink()
+    with pytest.raises(UserError, match=r"but model\.safetensors is missing or damaged, and so is the last"):
+        train(out, small_run, few, resume=True)
+    assert (out / "metrics.jsonl").read_bytes() == before[out / "metrics.jsonl"]
 
 
 def test_what_a_kill_left_half_written_is_swept_away(go: Train, out: Path) -> None:

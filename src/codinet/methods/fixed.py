@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CERTAIN = 20.0  # the run score of a block of the path, and its negative for the others
 GAP = 0.01  # gap between cost and budget within which paths count as meeting it
-_GRID = 2000  # costs are rounded to this fraction of the static cost when sets of blocks are looked for
+_GRID = 1_000_000  # costs are rounded to this fraction of the static cost when sets of blocks are looked for
 
 
 class BiasRouters(OnceRouters):
@@ -70,13 +70,21 @@ def choose_path(costs: Sequence[float], budget: float, loss_of: Callable[[list[b
     gap = max(round(GAP * _GRID), _nearest(units, aim))
     path = [True] * len(costs)
     while sum(unit for unit, runs in zip(units, path, strict=True) if runs) > aim + gap:
-        candidates = []
-        for k in (k for k, runs in enumerate(path) if runs):
-            without = [runs and block != k for block, runs in enumerate(path)]
-            if _nearest([unit for unit, runs in zip(units, without, strict=True) if runs], aim) <= gap:
-                candidates.append(without)
+        kept = [unit for unit, runs in zip(units, path, strict=True) if runs]
+        spare = {unit for unit in set(kept) if _nearest(_without(kept, unit), aim) <= gap}  # what may be dropped
+        candidates = [
+            [runs and block != k for block, runs in enumerate(path)]
+            for k, unit in enumerate(units)
+            if path[k] and unit in spare
+        ]
         path = min(candidates, key=loss_of)
     return path
+
+
+def _without(units: Sequence[int], unit: int) -> list[int]:
+    """The numbers without the first one that equals `unit`."""
+    first = units.index(unit)
+    return [*units[:first], *units[first + 1 :]]
 
 
 def _nearest(units: Sequence[int], aim: int) -> int:
@@ -84,7 +92,9 @@ def _nearest(units: Sequence[int], aim: int) -> int:
     sums = 1  # bit s is set if s is the sum of some of them
     for unit in units:
         sums |= sums << unit
-    return min(abs(s - aim) for s in range(sums.bit_length()) if sums >> s & 1)
+    below, above = sums & ((1 << aim + 1) - 1), sums >> aim  # below has bit 0, the sum of none of them
+    short = aim + 1 - below.bit_length()
+    return min(short, (above & -above).bit_length() - 1) if above else short
 
 
 class FixedMethod(Method):

@@ -113,7 +113,10 @@ def finetune_stage(schedule: "ScheduleConfig", **settings: Any) -> list[Stage]:
 
 
 def starts_trained(config: "RunConfig") -> bool:
-    """Whether a run starts from trained weights, so that it needs no stage that trains the whole network first."""
+    """Whether a run starts from trained weights, so that it needs no stage that trains the whole network first.
+
+    `stages_of` gives a method a config without them if the classifier is new.
+    """
     return bool(config.extra.start or config.extra.weights or config.extra.pretrained)
 
 

@@ -4,7 +4,8 @@ All of it is optional and changes only speed and rounding. Whatever fails is rep
 `build_step` is the one place that builds the step of a training.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.errors import UserError, first_line
 from codinet.kernels import available
 from codinet.model import RoutedNetwork, routed_step, without_statistics
+from codinet.train.checkpoint import random_state, set_random_state
 from codinet.train.distributed import World
 from codinet.train.stages import Stage
 from codinet.train.step import LogitsFn, Speed, Step, Task
@@ -103,6 +105,9 @@ def _try_build(task: Task, stage: Stage, execution: Execution) -> tuple[BuiltSte
         step = Step(task, stage, _recomputing(speed, task.model) if execution.recompute else speed)
         # The random numbers of a captured step cannot be set back to compute a block again.
         captured = step.device.type == "cuda" and not execution.recompute
+        if not captured:
+            with _unchanged(step):
+                step()  # compiles it
         return BuiltStep(step, capture(step) if captured else step, execution), None
     except UserError:
         raise
@@ -136,27 +141,32 @@ def fused() -> Speed:
     return speed._replace(block=FusedStep(speed.block, compile=speed.compile), freeze=one_launch)
 
 
+@contextmanager
+def _unchanged(step: Step) -> Iterator[None]:
+    """Restore everything that steps change."""
+    changed = [*step.model.state_dict().values(), *step.optimizer_state().values(), *step.averaged().values()]
+    changed += [step.sums, step.nonfinite]
+    if step.controller:
+        changed += step.controller.state().values()
+    saved, random = [tensor.clone() for tensor in changed], random_state(step.device)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(changed, saved, strict=True):
+                tensor.copy_(value)
+        set_random_state(random, step.device)
+
+
 def capture(step: Step) -> StepFn:
     """Capture a step as one CUDA graph and restore everything that the warm-up and the capture changed.
 
     Returns:
         The function that replays the graph. It keeps the step, whose tensors the graph reads and writes.
     """
-    model, device = step.model, step.device
-    changed = [*model.state_dict().values(), *step.optimizer_state().values(), *step.averaged().values()]
-    changed += [step.sums, step.nonfinite]
-    if step.controller:
-        changed += step.controller.state().values()
-    saved = [tensor.clone() for tensor in changed]
-    random = torch.cuda.get_rng_state(device)
-    try:
+    with _unchanged(step):
         warm_ups = _WARM_UPS if step.world.alone else _WARM_UPS_DISTRIBUTED
-        graph, _ = cuda_graphs.capture(step, device, warm_ups=warm_ups, benchmark=True)
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(changed, saved, strict=True):
-                tensor.copy_(value)
-        torch.cuda.set_rng_state(random, device)
+        graph, _ = cuda_graphs.capture(step, step.device, warm_ups=warm_ups, benchmark=True)
     return partial(_replay, graph, step)
 
 

@@ -99,13 +99,13 @@ def save(
     if controller:
         tensors |= {f"controller.{name}": tensor for name, tensor in controller.state().items()}
     if world.size == 1:
-        tensors |= _random_state(step.device)
+        tensors |= random_state(step.device)
     else:
         networks = {"statistics": ("model.", model)}
         if step.average is not None:
             networks["averaged_statistics"] = ("average.model.", step.average.model)
         vectors = {key: statistics(network).cpu() for key, (_, network) in networks.items()}
-        own = world.gather({**_random_state(step.device), **vectors})
+        own = world.gather({**random_state(step.device), **vectors})
         tensors |= {f"{name}.{rank}": tensor for rank, state in enumerate(own) for name, tensor in state.items()}
         for key, (prefix, network) in networks.items():
             mean = named_statistics(network, _mean([state[key] for state in own]))
@@ -113,13 +113,23 @@ def save(
     world.on_rank0(lambda: _write(folder, position, tensors, run))
 
 
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the states of torch's generators of random numbers, on the CPU and on a device."""
     state = {"random.cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["random.cuda"] = torch.cuda.get_rng_state(device)
     if device.type == "mps":
         state["random.mps"] = torch.mps.get_rng_state()
     return state
+
+
+def set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Restore the states that `random_state` returned; those of another kind of device are left out."""
+    torch.set_rng_state(state["random.cpu"])
+    if "random.cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["random.cuda"], device)
+    if "random.mps" in state and device.type == "mps":
+        torch.mps.set_rng_state(state["random.mps"])
 
 
 def _mean(vectors: list[torch.Tensor]) -> torch.Tensor:
@@ -215,11 +225,7 @@ def restore_step(checkpoint: Checkpoint, step: Step, *, seed: int = 0) -> None:
         return
     own = checkpoint.own(world.rank)
     try:
-        torch.set_rng_state(own["random.cpu"])
-        if "random.cuda" in own and step.device.type == "cuda":
-            torch.cuda.set_rng_state(own["random.cuda"], step.device)
-        if "random.mps" in own and step.device.type == "mps":
-            torch.mps.set_rng_state(own["random.mps"])
+        set_random_state(own, step.device)
         if "statistics" in own:
             put_statistics(step.model, own["statistics"])
         if "averaged_statistics" in own and step.average is not None and within_stage:

@@ -33,9 +33,9 @@ from codinet.train.budget import estimated_cost
 from codinet.train.checkpoint import Checkpoint, Position, RunIdentity
 from codinet.train.distributed import World, seed_apart
 from codinet.train.reporting import Reporter
-from codinet.train.setup import CHECKPOINTS, claimed_folder, identify, prepare, read_sources
+from codinet.train.setup import CHECKPOINTS, NEW_CLASSIFIER, claimed_folder, identify, prepare, read_sources
 from codinet.train.splits import SplitEvaluator, augmentation_of
-from codinet.train.stages import Stage, decay_scale, path_progress, stages_of, view_side
+from codinet.train.stages import Stage, decay_scale, path_progress, view_side
 from codinet.train.step import Step, Task, share_of_blocks
 from codinet.train.waiting import DataWait
 
@@ -116,7 +116,7 @@ class _Training:
         self.execution = execution = execution.resolve(device, world)
         self.sources = world.on_rank0(lambda: read_sources(config, out, resume=resume))
         self.config = config = self.sources.record_in(config)
-        self.stages, self.method = stages_of(config), method_named(config.method)
+        self.method = method_named(config.method)
         # Before the folder is created, so that settings that cannot work leave no folder behind.
         self.setup = setup = world.on_every_rank(
             lambda: prepare(
@@ -133,6 +133,7 @@ class _Training:
         if world.size > 1:
             seed_apart(config.seed, world.rank)
         self.model, self.splits, self.controller = setup.model, setup.splits, setup.controller
+        self.stages = setup.stages
         self.frozen = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
         self.evaluator = SplitEvaluator(setup.table, device, world)
         augmentation = augmentation_of(config, dataset)
@@ -159,13 +160,31 @@ class _Training:
             self.world.on_every_rank(self._require_same_data)
             if not self.world.on_rank0(lambda: self.folder.finished):
                 return self._train()
+        self.model.load_state_dict(self.world.on_rank0(self._finished_weights))
         self.reporter.warn(f"The run in {self.folder.path} is already finished. These are its results.")
-        self.model.load_state_dict(self.world.on_rank0(lambda: self.folder.load_model().state_dict()))
         return self.folder, self.evaluator.evaluate(self.model, self.splits.test)
+
+    def _finished_weights(self) -> dict[str, torch.Tensor]:
+        """The weights of a finished run. If their file is missing or damaged, the last checkpoint restores it."""
+        folder = self.folder
+        try:
+            return folder.load_model().state_dict()
+        except UserError as error:
+            found = checkpoint.latest(folder.path / CHECKPOINTS, lambda _warning: None, self.identity)
+            if found is None or found.position.stage < len(self.stages):
+                raise UserError(
+                    f"The run in {folder.path} is finished, but {folder.weights_file.name} is missing or damaged, and "
+                    "so is the last checkpoint; restore one of them, or train again with another --out."
+                ) from error
+        checkpoint.restore(found, self.model, self.controller)
+        folder.save_weights(self.model)
+        self.reporter.warn(f"{folder.weights_file} was missing or damaged; the last checkpoint restored it.")
+        return self.model.state_dict()
 
     def _claim(self) -> AbstractContextManager[RunWriter]:
         environment = describe(self.device) | library_versions(self.config.network.arch)
         environment |= {} if self.world.size == 1 else {"processes": self.world.size}
+        environment |= {NEW_CLASSIFIER: True} if self.setup.new_classifier else {}
         groups = self.model.groups
         return claimed_folder(self.out, self.config, self.setup.data, environment, groups, resume=self.resume)
 
@@ -368,7 +387,8 @@ class _Training:
         self.skipped |= found
         if new:
             more = f" and {len(new) - 5} more" if len(new) > 5 else ""
-            self.reporter.warn(f"{len(new)} damaged image files are skipped: {', '.join(new[:5])}{more}.")
+            what = "1 damaged image file is" if len(new) == 1 else f"{len(new)} damaged image files are"
+            self.reporter.warn(f"{what} skipped: {', '.join(new[:5])}{more}.")
 
     def _log(self, stage: Stage, epoch: int, step: Step, evaluation: Evaluation, waited: float) -> None:
         means = step.means()
@@ -405,10 +425,15 @@ class _Training:
     def _warn_if_missed(self, evaluation: Evaluation) -> None:
         if self.controller and abs(evaluation.cost_share - self.controller.budget) > MISSED:
             more = "Raise --beta, --m-d or --score-decay, train" if "beta" in self.method.settings else "Train"
+            why = (
+                "With few paths, no shift of the routers gives every cost; with few calibration images, test images "
+                f"may take other paths. {more} longer, or use more images."
+            )
+            if self.method.one_path:
+                why = "All images run the same blocks, and no set of blocks costs closer to it. Use another budget."
             self.reporter.warn(
                 f"Test images cost {evaluation.cost_share:.3f} of the static network, and the budget is "
-                f"{self.controller.budget:g}. With few paths, no shift of the routers gives every cost; with few "
-                f"calibration images, test images may take other paths. {more} longer, or use more images."
+                f"{self.controller.budget:g}. {why}"
             )
 
     def _is_time_to_save(self, steps: int) -> bool:

@@ -44,7 +44,7 @@ class Objective:
     Pass `decide` to the forward passes of training: it makes relaxed, noised decisions.
 
     Args:
-        model: A routed network.
+        model: A routed network, with routers fc, cnn or rnn, or of your own.
         image_shape: Channels, height and width of the images.
         budget: Mean cost to meet, as a fraction of the static network's MACs.
         steps: Length of the training.
@@ -66,7 +66,9 @@ class Objective:
         label_smoothing: float = 0.0,
         tau: float = 1.0,
     ) -> None:
+        self.method = method_named(DEFAULT)
         require_budget(model, budget)
+        _require_routers(model, self.method.routers)
         require_image_shape(image_shape)
         require_whole("steps", steps, 1, LARGEST_COUNT)
         require_number("label_smoothing", label_smoothing, 0, 1, below=True)
@@ -78,7 +80,7 @@ class Objective:
         require_reach(table, budget, "the network", model.routers.always)
         self.model, self.table, self.steps, self.taken = model, table, steps, 0
         self.losses, self.extra = losses or LossConfig(), ExtraConfig(label_smoothing=label_smoothing)
-        self.decide, self.method = partial(gumbel, tau=tau), method_named(DEFAULT)
+        self.decide = partial(gumbel, tau=tau)
         self.controller = BudgetController(budget, steps=steps, device=device)
         self.weights_N = table.loss_weights().to(device)
         self.run_share_N, self.base_share = share_of_blocks(table, device)
@@ -199,6 +201,13 @@ def _labels_differ(labels_B: torch.Tensor, views: int) -> torch.Tensor:
     """Whether views of one image have different labels, as a tensor on the device of the labels."""
     labels_LM = labels_B.reshape(-1, views)
     return (labels_LM != labels_LM[:, :1]).any()
+
+
+def _require_routers(model: RoutedNetwork, known: tuple[str, ...]) -> None:
+    """Require routers that the method has; a network with routers of the user's own states no kind."""
+    kind = model.router_name if model.config is None else model.config.router
+    if kind is not None and kind not in known:
+        raise UserError(f"Objective requires routers {' or '.join(known)}, got {kind}.")
 
 
 def _require_losses(losses: Any) -> None:

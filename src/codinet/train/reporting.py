@@ -153,7 +153,7 @@ WATCHED = "watched"  # stands for the heading that tells which images an epoch i
 _HEADINGS = {"test": "test %", "holdout": "held %", "train": "plain %"}  # the last: training images, not augmented
 
 _COLUMNS = (  # heading, key, format; together at most 80 columns. metrics.jsonl has every figure.
-    ("stage", "stage", "{:>8}"),
+    ("stage", "stage", "{:>10}"),
     ("epoch", "epoch", "{:>5}"),
     ("loss", "loss", "{:>6.3f}"),
     ("cls", "classification", "{:>6.3f}"),

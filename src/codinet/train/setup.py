@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from codinet import files
 from codinet.config import RESIZED, ExtraConfig, ModelConfig, NetworkConfig, RunConfig, first_difference, flat, to_dict
@@ -34,9 +35,10 @@ from codinet.train.checkpoint import RunIdentity
 from codinet.train.distributed import World, synchronised
 from codinet.train.extras import Teacher
 from codinet.train.splits import Splits, split_data
-from codinet.train.stages import stages_of
+from codinet.train.stages import Stage, stages_of
 
 CHECKPOINTS = "checkpoints"
+NEW_CLASSIFIER = "new_classifier"  # in the environment of a run: whether the initial weights had none that fits
 
 
 class Source(NamedTuple):
@@ -76,16 +78,18 @@ class SourceFlag(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """The sources of a run."""
+    """The sources of a run, and what a run that was started before made of them."""
 
     start: SourceFlag
     teacher: SourceFlag
     weights: SourceFlag
+    new_classifier: bool | None = None  # as the run folder records it; None for a new run
 
     def record_in(self, config: RunConfig) -> RunConfig:
         """Return the config with the paths and digests of the sources."""
         recorded: dict[str, Any] = {}
-        for name, flag in self._asdict().items():
+        for name in ("start", "teacher", "weights"):
+            flag: SourceFlag = getattr(self, name)
             recorded |= {name: flag.path, f"{name}_sha256": flag.sha256}
         return replace(config, extra=replace(config.extra, **recorded))
 
@@ -102,12 +106,14 @@ class Sources(NamedTuple):
 
 def read_sources(config: RunConfig, out: Path, *, resume: bool) -> Sources:
     """Read the sources that a config names, for a run in `out`, which may have been started before."""
-    extra, old = config.extra, ExtraConfig()
+    extra, old, new_classifier = config.extra, ExtraConfig(), None
     if resume and (out / "config.json").exists():
-        old = open_run(out).config.extra
+        run = open_run(out)
+        old, new_classifier = run.config.extra, bool(run.environment.get(NEW_CLASSIFIER))
     readers: dict[str, Callable[[str], Source | WeightsFile]]
     readers = {"start": _read_start, "teacher": _read, "weights": _read_file}
-    return Sources(**{name: _find(name, extra, old, out, read) for name, read in readers.items()})
+    found = {name: _find(name, extra, old, out, read) for name, read in readers.items()}
+    return Sources(**found, new_classifier=new_classifier)
 
 
 def _find(
@@ -182,7 +188,9 @@ class Prepared:
     table: CostTable
     controller: BudgetController | None
     teacher: Teacher | None
+    stages: list[Stage]
     reinitialised: list[str]  # parts of the initial weights that do not fit
+    new_classifier: bool  # whether the run started with a new classifier, although it has initial weights
     missing: str | None  # why published weights cannot be loaded, in a run that may not need them any more
 
 
@@ -210,6 +218,7 @@ def prepare(
     model = build(data.model_config(config.network)).to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    _require_views(config, model, world)
     taught_by = sources.teacher.source
     reinitialised, missing = [], None
     try:
@@ -221,10 +230,13 @@ def prepare(
     teacher = Teacher(taught_by.build(), taught_by.data, dataset, device) if taught_by else None
     if config.data.grow_from is not None:
         _require_growth(config, dataset.image_shape, model, teacher)
+    # What the initial weights were is known when a run starts; later they may be missing.
+    new_classifier = "classifier" in reinitialised if sources.new_classifier is None else sources.new_classifier
+    stages = stages_of(config, new_classifier=new_classifier)
     table, budget, controller = block_costs(model, dataset.image_shape), config.losses.budget, None
     if model.routers is not None and budget is not None:
         require_reach(table, budget, config.network.arch, model.routers.always)
-        epochs = sum(stage.epochs for stage in stages_of(config) if stage.has_target) or config.schedule.epochs
+        epochs = sum(stage.epochs for stage in stages if stage.has_target) or config.schedule.epochs
         controller = BudgetController(budget, steps=epochs * splits.steps, device=device)
     return Prepared(
         synchronised(model) if sync_bn else model,
@@ -233,9 +245,23 @@ def prepare(
         table,
         controller,
         teacher,
+        stages,
         reinitialised,
+        new_classifier,
         missing,
     )
+
+
+def _require_views(config: RunConfig, model: RoutedNetwork, world: World) -> None:
+    """Require that BatchNorm sees more than one view at once: pooled features of one view are one value."""
+    schedule = config.schedule
+    assert schedule.batch is not None
+    views = schedule.batch // world.size // schedule.accumulate * schedule.views
+    if views == 1 and any(isinstance(part, _NormBase) for part in model.modules()):
+        raise UserError(
+            "--batch, --accumulate and --views must give a process 2 views or more at once, because BatchNorm compares "
+            f"them, got {views}."
+        )
 
 
 def _require_growth(

@@ -1,5 +1,7 @@
 """Training stages: those of a run's method, and how the decay of the margins fades within one."""
 
+from dataclasses import replace
+
 from codinet.checks import require_kind, require_number
 from codinet.config import RunConfig
 from codinet.methods import method_named
@@ -38,9 +40,17 @@ def view_side(config: RunConfig, side: int, epoch: int) -> int:
     return first + (side - first) * int(steps * epoch / (GROW_UNTIL * last)) // steps
 
 
-def stages_of(config: RunConfig) -> list[Stage]:
-    """Return the stages of a run, in order, given its resolved config."""
+def stages_of(config: RunConfig, *, new_classifier: bool = False) -> list[Stage]:
+    """Return the stages of a run, in order.
+
+    Args:
+        config: A resolved config.
+        new_classifier: Whether the classifier is new, although the run starts from trained weights. Then the stages are
+            those of a run from new weights.
+    """
     require_kind("config", config, RunConfig, "a RunConfig")
+    if new_classifier:
+        config = replace(config, extra=replace(config.extra, start=None, weights=None, pretrained=False))
     return method_named(config.method).stages(config) if config.network.routed else static_stage(config.schedule)
 
 
