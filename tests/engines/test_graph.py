@@ -15,6 +15,7 @@ from codinet import kernels
 from codinet.bench.engine_speed import contestants, pick_engines
 from codinet.bench.run_rate import settle, with_run_rate
 from codinet.create import create_model
+from codinet.cuda_switch import why_no_switch
 from codinet.engines.choose import has_graph
 from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.errors import UserError
@@ -279,9 +280,10 @@ def test_the_interpreter_is_never_chosen() -> None:
 
 def test_which_engines_a_bench_runs_on_a_gpu() -> None:
     gpu = torch.device("cuda")
+    switch = [] if why_no_switch(gpu) else ["switch"]
     for batch in (1, 64):
         assert pick_engines((), batch, create_model("resnet20"), gpu) == ["masked", "gather", "graph"]
-        assert pick_engines((), batch, create_model("resnet20", router="rnn"), gpu) == ["masked", "gather"]
+        assert pick_engines((), batch, create_model("resnet20", router="rnn"), gpu) == ["masked", "gather", *switch]
     assert pick_engines((), 1, create_model("resnet20", routed=False), gpu) == []
     with pytest.raises(UserError, match="fc routers"):
         pick_engines(("graph",), 1, create_model("resnet20", router="rnn"), gpu)

@@ -247,6 +247,18 @@ def save_jpeg(file: Path, number: int) -> None:
     image.convert(("RGB", "RGB", "RGB", "L", "CMYK")[number % 5]).save(file, quality=95, exif=exif)
 
 
+def save_png(file: Path, number: int) -> None:
+    """A PNG of any size and mode."""
+    random = np.random.default_rng(number)
+    height, width = (32, 32) if number % 5 == 0 else random.integers(1, 90, 2)
+    if number % 7 == 0:  # 16 bits
+        Image.fromarray(random.integers(0, 65536, (height, width)).astype(np.uint16)).save(file)
+        return
+    image = Image.fromarray(random.integers(0, 256, (height, width, 4)).astype(np.uint8), "RGBA")
+    more: dict[str, Any] = {"transparency": 7} if number % 7 == 6 else {}
+    image.convert(("", "RGBA", "LA", "RGB", "1", "P", "P")[number % 7]).save(file, **more)
+
+
 @pytest.mark.parametrize(("shape", "crop"), [((3, 32, 32), 1), ((1, 28, 20), 0.875), ((3, 7, 64), 1)])
 def test_the_documented_example_reads_the_pixels_that_predict_reads(
     shape: tuple[int, int, int], crop: float, tmp_path: Path
@@ -257,9 +269,11 @@ def test_the_documented_example_reads_the_pixels_that_predict_reads(
     names |= {"channels": channels, "height": height, "width": width, "about": {"crop": crop}}
     exec(function, names)
     for number in range(45):
-        save_jpeg(file := tmp_path / f"{number}.jpg", number)
-        wished = read_image(file, channels=channels, size=(height, width), crop=crop).numpy()
-        assert np.array_equal(names["read"](file), wished), number
+        save_jpeg(jpeg := tmp_path / f"{number}.jpg", number)
+        save_png(png := tmp_path / f"{number}.png", number)
+        for file in (jpeg, png):
+            wished = read_image(file, channels=channels, size=(height, width), crop=crop).numpy()
+            assert np.array_equal(names["read"](file), wished), file
 
 
 def test_the_documented_example_needs_no_torch_and_prints_no_warnings(tmp_path: Path) -> None:
@@ -274,10 +288,10 @@ def test_the_documented_example_needs_no_torch_and_prints_no_warnings(tmp_path: 
     torch.manual_seed(0)
     model = with_run_rate(settle(create_model("resnet20"), images[:64]), images[:64], 0.5)
 
-    def answers(files: list[str]) -> list[dict[str, Any]]:
+    def answers(files: list[str], code: int = 0) -> list[dict[str, Any]]:
         words = [sys.executable, "-I", "-W", "always", "classify.py", "m.onnx", *files]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (code, "")
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     export(model, tmp_path / "m.onnx", DATA)
@@ -291,6 +305,10 @@ def test_the_documented_example_needs_no_torch_and_prints_no_warnings(tmp_path: 
     assert len(set(paths)) > 20
     table = block_costs(model, (3, 32, 32))
     assert [answer["cost_share"] for answer in found] == pytest.approx(table.share(output.path_BN).tolist())
+
+    (tmp_path / "torn.jpg").write_bytes((tmp_path / "0.jpg").read_bytes()[:400])
+    torn, missing, good = answers(["torn.jpg", "none.jpg", "0.jpg"], code=2)
+    assert (torn.keys(), missing.keys(), good) == ({"file", "error"}, {"file", "error"}, found[0])
 
     path = [1, 0] * 4 + [1]
     export(model, tmp_path / "m.onnx", DATA, kind="static", path=path)
