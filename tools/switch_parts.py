@@ -31,14 +31,19 @@ def microseconds(function: Callable[[], Any]) -> float:
             function()
 
     graph, _ = capture(repeated, DEVICE, warm_ups=1, benchmark=True)
+    return replayed(graph.replay) / REPEATS
+
+
+def replayed(launch: Callable[[], None]) -> float:
+    """Microseconds of a graph among launches of it that follow each other."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph.replay()
+    launch()
     start.record()
     for _ in range(REPLAYS):
-        graph.replay()
+        launch()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1000 / REPEATS / REPLAYS
+    return start.elapsed_time(end) * 1000 / REPLAYS
 
 
 def kernels(function: Callable[[], Any]) -> list[tuple[str, float]]:
@@ -80,8 +85,8 @@ class Timer:
             self._add(f"block {block}, {size} images", partial(body, Listed(decisions.index[:size])))
 
 
-def calls(engine: SwitchEngine, images: torch.Tensor, share: float, rounds: int = 30) -> tuple[float, float]:
-    """Microseconds of a call on a path with a share of the blocks, and of the host alone."""
+def calls(engine: SwitchEngine, images: torch.Tensor, share: float, rounds: int = 30) -> tuple[float, float, float]:
+    """Microseconds of a call on a forced path with a share of the blocks, of the host alone, and of the graph alone."""
     number = len(engine.net.blocks)
     path = (torch.arange(number, device=DEVICE) * share % 1 + share >= 1).float() if share else torch.zeros(number)
     path_BN = path.to(DEVICE).expand(len(images), number)
@@ -95,7 +100,9 @@ def calls(engine: SwitchEngine, images: torch.Tensor, share: float, rounds: int 
         torch.cuda.synchronize()
         host.append(middle - start)
         whole.append(time.perf_counter() - start)
-    return sorted(whole)[rounds // 2] * 1e6, sorted(host)[rounds // 2] * 1e6
+    launch = engine.ready[tuple(images.shape)].launch
+    assert launch is not None
+    return sorted(whole)[rounds // 2] * 1e6, sorted(host)[rounds // 2] * 1e6, replayed(launch)
 
 
 def main() -> None:
@@ -123,8 +130,8 @@ def main() -> None:
             print(f"{batch:5} {row['us']:9.1f}  {row['part']}")
             for name, us in row.get("kernels", []):
                 print(f"{'':16} {us:8.1f}  {name}")
-        for share, (us, host) in whole.items():
-            print(f"{batch:5} {us:9.1f}  a call with {share} of the blocks; the host takes {host} of it")
+        for share, (us, host, graph) in whole.items():
+            print(f"{batch:5} {us:9.1f}  a call with {share} of the blocks; the host takes {host}, the graph {graph}")
 
 
 if __name__ == "__main__":

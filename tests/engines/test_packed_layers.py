@@ -12,7 +12,7 @@ from codinet import create_model, make_dynamic
 from codinet.bench.run_rate import settle, with_run_rate
 from codinet.engines import BranchEngine, GatherEngine, StaticEngine
 from codinet.engines.folded_network import fold
-from codinet.engines.packed_layers import PackedConv, PackedLinear, pack_layers
+from codinet.engines.packed_layers import PackedConv, PackedLinear, PatchConv, cut_patches, pack_layers
 from codinet.model import RoutedNetwork
 
 CONVS = [
@@ -25,6 +25,20 @@ CONVS = [
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("side", [12, 15])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_patches_of_images(side: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(3, 8, 4, 4, bias=bias), nn.Conv2d(3, 8, 4, 4, padding=1), nn.Conv2d(16, 8, 2, 2)]
+    images = torch.randn(2, 3, side, side)
+    expected = convs[0](images)
+    cut_patches(nn.ModuleList(convs))
+    assert [type(conv) for conv in convs] == [PatchConv, nn.Conv2d, nn.Conv2d]
+    for each in (images, images.contiguous(memory_format=torch.channels_last)):
+        close(convs[0](each), expected)
 
 
 @pytest.mark.parametrize("options", CONVS, ids=str)

@@ -13,7 +13,7 @@ from codinet.cuda_switch import SIZES, Decisions, why_no_switch
 from codinet.engines import switch
 from codinet.engines.folded_network import fold
 from codinet.engines.folding import Conv, FoldedBottleneck
-from codinet.engines.partial_batch import BlockedStem, BottleneckRows, CompiledRows
+from codinet.engines.partial_batch import BlockedStem, BottleneckRows, CompiledRows, PooledHead
 from codinet.engines.reference import MaskedEngine
 from codinet.engines.switch import HostSwitch, SwitchEngine, why_not
 from codinet.errors import UserError
@@ -138,3 +138,14 @@ def test_lists_with_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(output.logits_BK, expected.logits_BK, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(output.scores_BN2, expected.scores_BN2, atol=1e-4, rtol=1e-4)
     assert engine.ready[tuple(images.shape)].listing is not None
+
+
+@pytest.mark.skipif(not available(CPU), reason="needs Triton")
+def test_a_head_of_pooled_features() -> None:
+    from codinet.kernels.rows.conv_rows import zero_counters
+
+    layer, pooled_BC = nn.Linear(128, 10), torch.randn(5, 128)
+    counters = zero_counters(pooled_BC)
+    logits_BK = PooledHead(layer, counters)(pooled_BC, pooled_BC, 3)
+    torch.testing.assert_close(logits_BK, layer(pooled_BC[:3]), atol=1e-4, rtol=1e-4)
+    assert not counters.any()

@@ -54,6 +54,7 @@ class FoldedNetwork:
     head: Callable[[torch.Tensor], torch.Tensor]
     routers: Routers | None
     first: tuple[Conv, nn.Module] | None = None  # the convolution and the pooling of a ResNet's stem
+    last: nn.Linear | None = None  # the layer of a ResNet's head, which pools first
     known_sizes: dict[torch.Size, int] = field(default_factory=dict)  # of images → how many to compute at once
 
     def start(self, images_BCHW: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,7 @@ def fold(model: RoutedNetwork) -> FoldedNetwork:
     if not isinstance(model, ResNet):
         return FoldedNetwork(model.stem, blocks, model.head, model.routers)
     conv = fold_pair(model.conv1, model.bn1)
-    return FoldedNetwork(_fold_stem(conv, model.pool), blocks, model.head, model.routers, (conv, model.pool))
+    return FoldedNetwork(_fold_stem(conv, model.pool), blocks, model.head, model.routers, (conv, model.pool), model.fc)
 
 
 def fold_blocks(model: RoutedNetwork) -> list[FoldedBlock]:

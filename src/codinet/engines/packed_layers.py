@@ -1,8 +1,9 @@
-"""Faster layers on the CPU: weights in oneDNN's layout, BatchNorms of adopted networks folded into convolutions.
+"""Faster layers. On the CPU: weights in oneDNN's layout, BatchNorms of adopted networks folded into convolutions.
 
 Blocks of adopted networks keep their own forward, so what follows a layer cannot be fused with it as in `folding`. But
 torch's layers convert their weights to oneDNN's layout in every call, or use a library that is slower on some CPUs. A
-packed layer converts them once. It is the same module with another class, so code that reads its weights still works.
+packed layer converts them once. On a GPU in half precision: patches of images as matrix products. A faster layer is the
+same module with another class, so code that reads its weights still works.
 """
 
 from collections import Counter
@@ -17,6 +18,7 @@ from codinet.adopt.resnet import AdoptedBlock, AdoptedResNet
 from codinet.engines.folding import fold_pair, has_fused
 from codinet.model import RoutedNetwork
 
+_IMAGE_CHANNELS = 4  # at most, of images
 _FEW_ROWS, _FEW_WEIGHTS = 4, 2**18  # below both of which torch's own linear layer is faster
 
 
@@ -26,6 +28,18 @@ def pack(model: RoutedNetwork) -> None:
         for parent, conv, norm in list(_pairs(model)):
             _fold(parent, conv, norm)
         pack_layers(model)
+
+    elif all(p.device.type == "cuda" and p.dtype != torch.float32 for p in model.parameters()):
+        cut_patches(model)
+
+
+def cut_patches(module: nn.Module) -> None:
+    """Compute convolutions of images that cut them into patches as matrix products, in place."""
+    for part in module.modules():
+        if type(part) is not nn.Conv2d or part.in_channels > _IMAGE_CHANNELS or part.groups > 1:
+            continue
+        if part.stride == part.kernel_size and part.padding in ((0, 0), "valid") and part.dilation == (1, 1):
+            part.__class__ = PatchConv
 
 
 def pack_layers(module: nn.Module) -> None:
@@ -53,6 +67,18 @@ class PackedConv(nn.Conv2d):
             reorder = torch.ops.mkldnn._reorder_convolution_weight
             packed = self.__dict__["packed"] = reorder(self.weight, *geometry, list(input.shape))
         return torch.ops.mkldnn._convolution_pointwise.default(input, packed, self.bias, *geometry, "none", [], "")
+
+
+class PatchConv(nn.Conv2d):
+    """A convolution of patches that do not overlap. cuDNN is slow for the three channels of an image."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        height, width = self.kernel_size
+        rows, columns = input.shape[2] // height, input.shape[3] // width
+        inside_BHWC = input[:, :, : rows * height, : columns * width].permute(0, 2, 3, 1)
+        patches = inside_BHWC.unflatten(2, (columns, width)).unflatten(1, (rows, height)).transpose(2, 3).flatten(3)
+        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
+        return nn.functional.linear(patches, weight, self.bias).permute(0, 3, 1, 2)
 
 
 class PackedLinear(nn.Linear):

@@ -125,6 +125,42 @@ def _conv_relu(
     return torch.conv2d(x_BCHW, weight, bias, stride, padding).relu_()
 
 
+# Heads
+
+
+class Head(Protocol):
+    """The part after the blocks."""
+
+    def __call__(self, x_BCHW: torch.Tensor, pooled_BC: Pooled, batch: int) -> torch.Tensor:
+        """The logits of the first images, as many as the batch has."""
+
+
+class PlainHead:
+    """Any head."""
+
+    def __init__(self, head: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.head = head
+
+    def __call__(self, x_BCHW: torch.Tensor, pooled_BC: Pooled, batch: int) -> torch.Tensor:
+        return self.head(x_BCHW[:batch])
+
+
+class PooledHead:
+    """A linear layer on features that the blocks have pooled, for small batches."""
+
+    def __init__(self, layer: nn.Linear, counters: torch.Tensor) -> None:
+        from codinet.kernels.rows.conv_rows import Weights  # needs Triton
+
+        self.weights, self.outputs, self.counters = Weights.of_linear(layer), layer.out_features, counters
+
+    def __call__(self, x_BCHW: torch.Tensor, pooled_BC: Pooled, batch: int) -> torch.Tensor:
+        from codinet.kernels.rows.conv_rows import conv_rows
+
+        assert pooled_BC is not None
+        pooled_BC11 = pooled_BC[:batch, :, None, None]
+        return conv_rows(pooled_BC11, self.weights, relu=False, arrived=self.counters)[:, : self.outputs, 0, 0]
+
+
 # Routers
 
 
@@ -193,7 +229,10 @@ class BlockRows(Protocol):
 
 
 class CompiledRows:
-    """Any block, as one compiled function of the list of images, whose length may vary."""
+    """Any block, as one compiled function of the list of images, whose length may vary.
+
+    Pooling has a kernel of its own: the compiler divides the sums over positions among too few programs.
+    """
 
     def __init__(self, block: FoldedBlock, compiled: Callable[..., Any]) -> None:
         self.block, self.keeps = block, block.keeps
@@ -207,19 +246,22 @@ class CompiledRows:
         index_R = listed.index_R
         if index_R.is_cuda and len(index_R) > 1:  # torch compiles length 1 separately
             torch._dynamo.mark_dynamic(index_R, 0)
-        self.run_rows(self.block, x_BCHW, y_BCHW, pooled_BC, index_R)
+        self.run_rows(self.block, x_BCHW, y_BCHW, index_R)
+        if pooled_BC is None:
+            return
+        if not kernels.available(y_BCHW.device):
+            pooled_BC.index_copy_(0, index_R, pool(y_BCHW.index_select(0, index_R)))
+            return
+        from codinet.kernels.rows.router_rows import pool_rows_  # needs Triton
+
+        pool_rows_(pooled_BC, y_BCHW, listed)
 
 
-def _run_rows(
-    block: FoldedBlock, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, pooled_BC: Pooled, index_R: torch.Tensor
-) -> None:
+def _run_rows(block: FoldedBlock, x_BCHW: torch.Tensor, y_BCHW: torch.Tensor, index_R: torch.Tensor) -> None:
     x_RCHW = x_BCHW.index_select(0, index_R)
     y_RCHW = block.run(x_RCHW, x_RCHW if y_BCHW is x_BCHW else y_BCHW.index_select(0, index_R)).to(y_BCHW.dtype)
     # The compiler does this in place, in the kernel of the last operation. For `index_copy_` it would copy all of y.
     y_BCHW.index_put_((index_R,), y_RCHW)
-    if pooled_BC is not None:
-        written_RCHW = y_BCHW.index_select(0, index_R)  # one pass; from y_RCHW, its last operation is computed again
-        pooled_BC.index_put_((index_R,), pool(written_RCHW))
 
 
 class BottleneckRows:

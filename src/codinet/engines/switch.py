@@ -35,8 +35,11 @@ from codinet.engines.partial_batch import (
     BottleneckRows,
     CompiledRows,
     FCScores,
+    Head,
     ModuleScores,
+    PlainHead,
     PlainStem,
+    PooledHead,
     Recorder,
     Stem,
     shortcut,
@@ -106,7 +109,8 @@ class SwitchEngine(Engine):
             return output
 
     def _on_device(self) -> AbstractContextManager[None]:
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        current = self.device.type != "cuda" or torch.cuda.current_device() == self.device.index
+        return nullcontext() if current else torch.cuda.device(self.device)
 
 
 class HostSwitch:
@@ -156,8 +160,10 @@ class _Plan:
             self.stem: Stem = BlockedStem(*first, images_BCHW, number)
         else:
             self.stem = PlainStem(self.compiled(net.stem), images_BCHW, number)
-        self.head = self.compiled(net.head)
         self.listing = _listing(net.blocks, engine.fc, self.decisions, images_BCHW)
+        self.head: Head = PlainHead(self.compiled(net.head))
+        if self.listing is not None and net.last is not None:
+            self.head = PooledHead(net.last, self.listing.arrived)
         self.rows = [self._rows_of(block, images_BCHW) for block in net.blocks]
         self.launch = self._record(images_BCHW.device) if on_gpu else None
 
@@ -214,10 +220,10 @@ class _Plan:
             if y_BCHW is not x_BCHW and k + 1 < len(self.rows):
                 score.features_changed(recorder, y_BCHW, pooled_BC)
             x_BCHW = y_BCHW
-        return recorder.record(lambda: self._outputs(x_BCHW))
+        return recorder.record(lambda: self._outputs(x_BCHW, pooled_BC))
 
-    def _outputs(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        logits_BK = self.head(x_BCHW[: self.batch]).float()
+    def _outputs(self, x_BCHW: torch.Tensor, pooled_BC: torch.Tensor | None) -> torch.Tensor:
+        logits_BK = self.head(x_BCHW, pooled_BC, self.batch).float()
         return torch.cat([each.flatten() for each in (logits_BK, self.decisions.scores_BN2, self.decisions.path_BN)])
 
 

@@ -5,7 +5,8 @@ before the first launch. Kernels that do not fit raise a `TooLargeError` with on
 
 A kernel usually starts when the one before it has ended, which costs a microsecond or two. The programs of a chained
 kernel are placed on the device earlier and wait there (programmatic dependent launch). This pays for kernels of a few
-microseconds. Every kernel of a chain has to call `wait_for_chain` before it reads or writes memory.
+microseconds. Every kernel of a chain has to call `wait_for_chain` before it reads or writes memory that another one
+writes. Until then it can `prefetch` its weights.
 """
 
 from typing import Any
@@ -28,6 +29,19 @@ def wait_for_chain(CHAINED: tl.constexpr):
     if CHAINED:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def prefetch(pointers):
+    """Fetches the 128 bytes around each pointer into the L2 cache of the device."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, chained: bool = False, **options: Any) -> None:

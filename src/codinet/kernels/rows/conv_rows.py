@@ -13,12 +13,15 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import nn
+from torch.nn import functional as F
 
-from codinet.kernels.launching import launch, wait_for_chain
+from codinet.kernels.launching import launch, prefetch, wait_for_chain
 from codinet.kernels.rows import Listed
 from codinet.kernels.rows.router_rows import pool_parts_, pool_rows_
 
 _PROGRAMS = 192  # a launch should have; an H200 has 132 multiprocessors
+_WIDTHS = 128, 64, 32  # of tiles, in channels
 _LARGEST_SPLIT = 8
 _MIN_STEPS = 4  # of the sum, for a program that shares it
 _WASTE = 1.07  # positions computed per position, up to which tiles may end with an image
@@ -68,12 +71,19 @@ def _conv(
     PER_IMAGE: a tile has positions of one image only, which has TILES of them. POOL: the sums of its channels are
     stored, too. FINISH: the last program of an image adds them up and writes the means.
     """
-    wait_for_chain(CHAINED)
     tiles_n: tl.constexpr = N // BLOCK_N
+    steps_of_tap: tl.constexpr = K // BLOCK_K
+    steps: tl.constexpr = SIDE * SIDE * steps_of_tap // SPLIT
+    first = tl.program_id(1) * steps
     tile = tl.program_id(0)
     tile_m = tile // tiles_n
     n_N = (tile % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_M = tl.arange(0, BLOCK_M)
+    if CHAINED:  # noqa: SIM102 (the compiler decides this one)
+        if tile_m == 0:  # programs for other positions use the same weights
+            for step in range(steps):
+                prefetch(weight_ptr + n_N * (SIDE * SIDE * K) + (first + step) * BLOCK_K)
+    wait_for_chain(CHAINED)
     if COUNTED:
         images = tl.load(count_ptr)
     if PER_IMAGE:
@@ -101,10 +111,7 @@ def _conv(
     left_M = (position_M % width) * STRIDE - SIDE // 2
     x_MK = x_ptr + (source + top_M * in_width + left_M)[:, None] * K + k_K[None, :]
     weight_KN = weight_ptr + n_N[None, :] * (SIDE * SIDE * K) + k_K[:, None]
-    steps_of_tap: tl.constexpr = K // BLOCK_K
-    steps: tl.constexpr = SIDE * SIDE * steps_of_tap // SPLIT
     sum_MN = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    first = tl.program_id(1) * steps
     for i in range(steps):
         step = first + i
         if SIDE == 1:
@@ -168,6 +175,13 @@ class Weights(NamedTuple):
     def of(cls, weight: torch.Tensor, bias: torch.Tensor, stride: int) -> "Weights":
         """From a weight of output channels × input channels × side × side."""
         return cls(weight.permute(0, 2, 3, 1).flatten(1).contiguous(), bias, weight.shape[2], stride)
+
+    @classmethod
+    def of_linear(cls, layer: nn.Linear) -> "Weights":
+        """From a linear layer, for features of one position. Zeros fill the outputs up to whole tiles."""
+        more = -layer.out_features % _WIDTHS[-1]
+        weight, bias = F.pad(layer.weight, (0, 0, 0, more)), F.pad(layer.bias, (0, more))
+        return cls.of(weight[:, :, None, None], bias, 1)
 
 
 def conv_rows(
@@ -234,13 +248,16 @@ class _Tiles(NamedTuple):
     split: int
 
 
-def _tiles(images: int, positions: int, conv: Weights, *, few: bool) -> _Tiles:
-    """Measured on an H200: tiles of 64 positions, as wide as leaves enough programs. Few images share sums."""
+def _tiles(images: int, positions: int, conv: Weights, *, few: bool, per_image: bool = True) -> _Tiles:
+    """Measured on an H200: tiles of 64 positions, as wide as leaves enough programs. Few images share sums.
+
+    per_image: whether tiles have to be of one image if these are few.
+    """
     channels, inputs = len(conv.bias_N), conv.weight_NK.shape[1] // conv.side**2
     block_m, block_k = 64, min(inputs, 64)
-    per_image = few or -(-positions // block_m) * block_m <= _WASTE * positions
+    per_image = (few and per_image) or -(-positions // block_m) * block_m <= _WASTE * positions
     number = images * triton.cdiv(positions, block_m) if per_image else triton.cdiv(images * positions, block_m)
-    widths = [width for width in (128, 64, 32) if channels % width == 0] or [channels]
+    widths = [width for width in _WIDTHS if channels % width == 0] or [channels]
     block_n = next((width for width in widths if number * (channels // width) >= _PROGRAMS), widths[-1])
     split, steps = 1, conv.side**2 * inputs // block_k
     while few and split < _LARGEST_SPLIT and steps % (2 * split) == 0 and steps // (2 * split) >= _MIN_STEPS:
@@ -272,7 +289,7 @@ def _launch(
     positions = y_BNHW.shape[2] * y_BNHW.shape[3]
     counted, few = listed is not None and listed.number is not None, arrived is not None
     assert few or not counted
-    tiles = _tiles(number, positions, conv, few=few)
+    tiles = _tiles(number, positions, conv, few=few, per_image=listed is not None or pooled_BC is not None)
     tiles_n = channels // tiles.block_n
     fused = pooled_BC is not None and tiles.per_image
     finish = fused and few and number * tiles_n <= _POOLS

@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from codinet.kernels.launching import launch, wait_for_chain
+from codinet.kernels.launching import launch, prefetch, wait_for_chain
 from codinet.kernels.rows import Listed
+
+_SMALL_TILE = 4096  # values that two warps hold in registers
 
 
 @triton.jit
@@ -93,7 +95,7 @@ def pool_parts_(pooled_BC: torch.Tensor, sums_RTC: torch.Tensor, positions: int,
     number, parts, channels = sums_RTC.shape
     index_R = sums_RTC if listed is None else listed.index_R
     count = None if listed is None else listed.number
-    block_c = min(triton.next_power_of_2(channels), 64)
+    block_t, block_c = triton.next_power_of_2(parts), min(triton.next_power_of_2(channels), 64)
     launch(
         _pool_parts,
         (number, triton.cdiv(channels, block_c)),
@@ -106,9 +108,9 @@ def pool_parts_(pooled_BC: torch.Tensor, sums_RTC: torch.Tensor, positions: int,
         channels,
         LISTED=listed is not None,
         COUNTED=count is not None,
-        BLOCK_T=triton.next_power_of_2(parts),
+        BLOCK_T=block_t,
         BLOCK_C=block_c,
-        num_warps=2,
+        num_warps=2 if block_t * block_c <= _SMALL_TILE else 8,
     )
 
 
@@ -137,13 +139,17 @@ def _scores(
     BLOCK_B: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    LINES: tl.constexpr,
     CHAINED: tl.constexpr = False,
 ):
     """LIST: the last program to arrive adds the parts, decides, and lists the images that run."""
-    wait_for_chain(CHAINED)
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     h_H = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     k_K = tl.arange(0, BLOCK_K)
+    if CHAINED:
+        line_L = tl.minimum(tl.arange(0, LINES) * 64, C - 1)  # of 128 bytes in half precision
+        prefetch(hidden_weight_ptr + tl.minimum(h_H, C - 1)[:, None] * C + line_L[None, :])
+    wait_for_chain(CHAINED)
     sum_BH = tl.zeros((BLOCK_B, BLOCK_H), tl.float32)
     for start in range(0, C, BLOCK_K):
         inside_K = start + k_K < C
@@ -247,7 +253,8 @@ def score_parts(
         PARTS=triton.next_power_of_2(parts),
         BLOCK_B=block_b,
         BLOCK_H=block_h,
-        BLOCK_K=32 if exact else 128,
+        BLOCK_K=32 if exact else 128 if listing is None else 256,
+        LINES=triton.next_power_of_2(triton.cdiv(channels, 64)),
         num_warps=4,
         num_stages=3,
         chained=listing is not None,
