@@ -124,14 +124,16 @@ class Bottlenecks(RoutedNetwork):
 
 
 @pytest.mark.skipif(not available(CPU), reason="needs Triton")
-def test_lists_with_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+def test_lists_with_a_number(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU for small batches: kernels decide, and programs for other images than the listed ones end."""
     monkeypatch.setattr(switch, "_counts", lambda _images: True)
     torch.manual_seed(0)
     images = torch.randn(3, 3, 18, 18)
     model = with_run_rate(settle(Bottlenecks(), images), images, 0.5)
+    images = images[:batch]
     engine, reference = SwitchEngine(model), MaskedEngine(model)
-    path = torch.tensor([[1.0, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 1]])
+    path = torch.tensor([[1.0, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 1]])[:batch]
     for force in (None, path, None):
         output, expected = engine(images, force=force), reference(images, force=force)
         assert torch.equal(output.path_BN, expected.path_BN)

@@ -99,7 +99,8 @@ def compile_rows() -> None:
     )
     router = (zeros(512, 512), zeros(512)), (zeros(2, 512), zeros(2))
     for rows, decides in ((listed, listing), (Listed(listed.index_R), None)):
-        score_parts(pooled_BC, *router, 2, decides)
+        for batch in (1, 2):
+            score_parts(pooled_BC, *router, batch, decides)
         arrived = None if decides is None else counters
         first, middle, last = (
             Weights.of(zeros(*shape), zeros(shape[0]), 1)

@@ -88,11 +88,11 @@ def _conv(
         images = tl.load(count_ptr)
     if PER_IMAGE:
         row = tile_m // TILES
+        image = tl.load(index_ptr + row).to(tl.int64) if GATHER or ADD else row.to(tl.int64)
         if row >= images:
             return
         position_M = (tile_m % TILES) * BLOCK_M + m_M
         inside_M = position_M < positions
-        image = tl.load(index_ptr + row).to(tl.int64) if GATHER or ADD else row.to(tl.int64)
     else:
         if tile_m * BLOCK_M >= images * positions:
             return

@@ -151,19 +151,32 @@ def _scores(
         prefetch(hidden_weight_ptr + tl.minimum(h_H, C - 1)[:, None] * C + line_L[None, :])
     wait_for_chain(CHAINED)
     sum_BH = tl.zeros((BLOCK_B, BLOCK_H), tl.float32)
-    for start in range(0, C, BLOCK_K):
-        inside_K = start + k_K < C
-        z_BK = tl.load(
-            pooled_ptr + b_B[:, None] * C + start + k_K[None, :],
-            mask=(b_B[:, None] < batch) & inside_K[None, :],
-            other=0.0,
-        )
-        weight_KH = tl.load(
-            hidden_weight_ptr + h_H[None, :] * C + start + k_K[:, None],
-            mask=(h_H[None, :] < C) & inside_K[:, None],
-            other=0.0,
-        )
-        sum_BH = tl.dot(z_BK, weight_KH, sum_BH, input_precision="ieee" if EXACT else "tf32")
+    if BLOCK_B == 1:  # on tensor cores, each product would wait for the one before
+        sum_HK = tl.zeros((BLOCK_H, BLOCK_K), tl.float32)
+        for start in tl.static_range(0, C, BLOCK_K):
+            inside_K = start + k_K < C
+            z_K = tl.load(pooled_ptr + start + k_K, mask=inside_K, other=0.0)
+            weight_HK = tl.load(
+                hidden_weight_ptr + h_H[:, None] * C + start + k_K[None, :],
+                mask=(h_H[:, None] < C) & inside_K[None, :],
+                other=0.0,
+            )
+            sum_HK += weight_HK.to(tl.float32) * z_K.to(tl.float32)[None, :]
+        sum_BH += tl.sum(sum_HK, axis=1)[None, :]
+    else:
+        for start in range(0, C, BLOCK_K):
+            inside_K = start + k_K < C
+            z_BK = tl.load(
+                pooled_ptr + b_B[:, None] * C + start + k_K[None, :],
+                mask=(b_B[:, None] < batch) & inside_K[None, :],
+                other=0.0,
+            )
+            weight_KH = tl.load(
+                hidden_weight_ptr + h_H[None, :] * C + start + k_K[:, None],
+                mask=(h_H[None, :] < C) & inside_K[:, None],
+                other=0.0,
+            )
+            sum_BH = tl.dot(z_BK, weight_KH, sum_BH, input_precision="ieee" if EXACT else "tf32")
     inside_H = h_H < C
     hidden_BH = tl.maximum(sum_BH + tl.load(hidden_bias_ptr + h_H, mask=inside_H, other=0.0)[None, :], 0.0)
     for run in tl.static_range(2):
@@ -229,6 +242,8 @@ def score_parts(
     channels = pooled_BC.shape[1]
     exact = pooled_BC.dtype == torch.float32
     block_b, block_h = (16, 16) if batch <= 16 else (64, 64)
+    if batch == 1:
+        block_b, block_h = 1, 8 if channels <= 1024 else 16
     parts = triton.cdiv(channels, block_h)
     parts_PB2 = torch.empty(parts, batch, 2, device=pooled_BC.device)
     targets: tuple[torch.Tensor | None, ...] = (parts_PB2,) * 7
