@@ -242,7 +242,7 @@ def test_a_run_of_two_goes_on_with_two_exactly_and_with_one(
 ) -> None:
     two, one = tmp_path / "two", tmp_path / "one"
     words = train_words(two, "--resume", *SCHEDULE)
-    first = torchrun("-m", "codinet", *words)
+    first = torchrun("-m", "--", "codinet", *words)
     while first.poll() is None and not list(two.glob("checkpoints/*.safetensors")):
         time.sleep(0.01)
     first.terminate()  # it ends the processes that train in turn
@@ -251,7 +251,7 @@ def test_a_run_of_two_goes_on_with_two_exactly_and_with_one(
     assert not (two / "evaluation.json").exists()
     shutil.copytree(two, one)
 
-    second = torchrun(BESIDE / "codinet", *words, "--json")
+    second = torchrun("--", BESIDE / "codinet", *words, "--json")
     said, complaints = second.communicate(timeout=120)
     assert second.returncode == 0, complaints
     assert json.loads(said)["n"] == 40
@@ -373,7 +373,7 @@ def test_a_run_of_one_goes_on_with_two(tmp_path: Path, life: Life) -> None:
 
 
 def test_bad_input_under_torchrun_is_one_sentence(tmp_path: Path, train_words: Words) -> None:
-    process = torchrun("-m", "codinet", *train_words(tmp_path / "run", "--batch", "15"))
+    process = torchrun("-m", "--", "codinet", *train_words(tmp_path / "run", "--batch", "15"))
     said, complaints = process.communicate(timeout=60)
     assert process.returncode != 0
     assert said == ""
