@@ -140,10 +140,11 @@ def small_run(digits_npz: Path) -> RunConfig:
 
 @pytest.fixture(scope="session")
 def train_words(digits_npz: Path) -> Callable[..., list[str]]:
-    """The words of a command that trains 1 + 1 epochs of four steps into a folder."""
+    """The words of a command that trains 1 + 1 epochs of four steps into a folder, by default from new weights."""
 
-    def words(out: Path, *more: str, source: Path | str = digits_npz) -> list[str]:
+    def words(out: Path, *more: str, source: Path | str = digits_npz, start: str | None = "none") -> list[str]:
         schedule = ["--epochs", "1", "--finetune", "1", "--batch", "16"]
+        schedule += [] if start is None else ["--start", start]
         return ["train", str(source), "--arch", "resnet20", *schedule, "--device", "cpu", "--out", str(out), *more]
 
     return words

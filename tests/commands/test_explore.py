@@ -65,7 +65,7 @@ def test_an_unfinished_run_frees_the_port(own_run: Path, monkeypatch: pytest.Mon
         return taken[-1]
 
     monkeypatch.setattr(serve, "listen", remembered)
-    with pytest.raises(UserError, match="no trained network yet"):
+    with pytest.raises(UserError, match=r"model\.safetensors is missing"):
         run(Args(own_run, port=0))
     assert taken[0].fileno() == -1
 

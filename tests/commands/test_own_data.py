@@ -171,14 +171,14 @@ def test_the_start_is_recorded_as_if_it_had_been_given(
 ) -> None:
     name = "digits-resnet20-06"
     for out, more in (("chosen", []), ("given", ["--start", f"zoo:{name}", "--preset", "small"])):
-        assert main(train_words(tmp_path / out, "--finetune", "0", "--gamma", "0.1", *more)) == 0
+        assert main(train_words(tmp_path / out, "--finetune", "0", "--gamma", "0.1", *more, start=None)) == 0
         assert ("images are few" in capsys.readouterr().err) == (out == "chosen")
     assert_same_run(tmp_path / "chosen", tmp_path / "given")
     ours, theirs = (json.loads((tmp_path / out / "config.json").read_text())["config"] for out in ("chosen", "given"))
     assert ours == theirs
     assert ours["extra"]["start_sha256"] == sha256_of(zoo / f"{name}.safetensors")
     assert ours["data"]["image_size"] is None  # arrays cannot be resized
-    assert main(train_words(tmp_path / "chosen", "--finetune", "0", "--gamma", "0.1", "--resume")) == 0
+    assert main(train_words(tmp_path / "chosen", "--finetune", "0", "--gamma", "0.1", "--resume", start=None)) == 0
     said = capsys.readouterr().err
     assert "already finished" in said
     assert "images are few" not in said

@@ -136,8 +136,8 @@ def test_every_verb_that_takes_a_run_accepts_it(capsys: Captured) -> None:
     texts = {verb: helps(verb) for verb in VERBS}
     takes_run = {verb for verb, text in texts.items() if re.search(r"\bRUNS?\b", text.split("options")[0])}
     assert takes_run == {"eval", "predict", "analyze", "report", "explore", "export"}
-    # bench takes a network or a run; train takes runs as --start and --teacher
-    assert {verb for verb, text in texts.items() if "zoo:NAME" in text} == {*takes_run, "bench", "train"}
+    # bench takes a network or a run; train and sweep take runs as --start and --teacher
+    assert {verb for verb, text in texts.items() if "zoo:NAME" in text} == {*takes_run, "bench", "train", "sweep"}
 
 
 def test_analyze_and_report_unpack_it(

@@ -192,7 +192,7 @@ def test_without_a_checkpoint_a_run_needs_its_start(begun: Begun, own_run: Path,
     (own_run / "model.safetensors").unlink()
     capsys.readouterr()
     assert main(words) == 2
-    assert f"--start {own_run} cannot be used: {own_run} has no trained network yet" in capsys.readouterr().err
+    assert f"--start {own_run} cannot be used: {own_run}/model.safetensors is missing" in capsys.readouterr().err
 
 
 def test_two_trainings_do_not_share_a_run_folder(

@@ -140,10 +140,15 @@ def worker_main() -> None:
     The sweep holds the other end of stdin. When it closes, because the sweep stops or was killed, the worker exits
     immediately; training recovers from this as from any kill. So two processes never write to the same run folder.
     """
-    threading.Thread(target=_exit_when_stdin_closes, daemon=True).start()
+    end_with_sweep()
     from codinet.cli import main
 
     sys.exit(main(sys.argv[1:]))
+
+
+def end_with_sweep() -> None:
+    """Make this worker process exit when the sweep ends."""
+    threading.Thread(target=_exit_when_stdin_closes, daemon=True).start()
 
 
 def _exit_when_stdin_closes() -> None:

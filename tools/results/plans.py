@@ -1,0 +1,82 @@
+"""The plans of runs whose results are published, and which of their runs have no result yet."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from codinet.config import RunConfig, flat, from_dict, to_dict
+from codinet.errors import unknown
+from codinet.presets import best, paper
+from codinet.sweep.plan import METHODS, Grid, Overrides, PlannedRun, Row, canonical, method_of, plan, plan_rows
+from tools.results.record import Record
+
+SEEDS = 0, 1, 2
+_SHORT = Overrides(epochs=30, finetune=4, watch="train")
+_COMPARED = "codinet", "vanilla", "convaig", "skipnet", "blockdrop", "act", "sact", "random", "fixed"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Runs, and the table of `docs/results.md` that lists them."""
+
+    table: str
+    make: Callable[[], list[PlannedRun]]
+
+
+def _methods() -> list[PlannedRun]:
+    """Every method on ResNet-32 at 0.40 and 0.65, and on ResNet-110 at 0.57 with one seed."""
+    base = _SHORT.apply(best("cifar10"))
+    settings = [("resnet32", budget, seed) for budget in (0.4, 0.65) for seed in SEEDS] + [("resnet110", 0.57, 0)]
+    rows: list[Row] = []
+    for arch, budget, seed in settings:
+        config = replace(base, seed=seed, network=replace(base.network, arch=arch))
+        routed = replace(config, losses=replace(config.losses, budget=budget))
+        rows += [(METHODS[method](routed), None) for method in _COMPARED]
+        gates = replace(routed, network=replace(routed.network, router="cnn"))  # SkipNet's feed-forward ones
+        rows.append((METHODS["skipnet"](gates), None))
+        rows.append((METHODS["static"](Overrides(epochs=34).apply(config)), None))  # as many as the others in all
+    return plan_rows(rows, gpu=True)
+
+
+def _starts() -> list[PlannedRun]:
+    """Whether a static start helps or hurts, with and without a teacher."""
+    grid = Grid(("resnet32",), ("vanilla", "codinet"), budget=(0.4,), start=("none", "static"), seed=SEEDS)
+    return plan(_SHORT.apply(best("cifar10")), replace(grid, teacher=("none", "static")), gpu=True)
+
+
+def _paper() -> list[PlannedRun]:
+    """The paper's own recipe: static, vanilla routing and CoDiNet, from scratch, 250 + 20 epochs."""
+    base = Overrides(watch="train").apply(paper("cifar10"))
+    runs = []
+    for arch, budget in (("resnet32", 0.65), ("resnet74", 0.55), ("resnet110", 0.57)):
+        seeds = SEEDS if arch == "resnet32" else (0,)
+        runs += plan(base, Grid((arch,), ("static", "vanilla", "codinet"), budget=(budget,), seed=seeds), gpu=True)
+    return runs
+
+
+PLANS = {"methods": Plan("methods", _methods), "starts": Plan("results", _starts), "paper": Plan("results", _paper)}
+
+
+def plan_named(name: str) -> Plan:
+    """The plan of a name."""
+    if name not in PLANS:
+        raise unknown("plan", name, PLANS)
+    return PLANS[name]
+
+
+def without_result(planned: Iterable[PlannedRun], records: Sequence[Record], table: str) -> list[PlannedRun]:
+    """The runs that no record of a table has. Runs that they depend on are included."""
+    known = [_training(from_dict(record["config"])) for record in records if table in record["tables"]]
+    runs = list(planned)
+    missing = {run.name for run in runs if _training(run.training_config()) not in known}
+    missing |= {run.depends_on for run in runs if run.name in missing and run.depends_on}
+    return [run for run in runs if run.name in missing]
+
+
+def _training(config: RunConfig) -> dict[str, Any]:
+    """What determines a training, apart from which run it starts or learns from."""
+    settings = flat(to_dict(canonical(config))) | {"method": method_of(config)}  # which two configs can give
+    for link in ("start", "teacher"):
+        settings[link] = settings[link] is not None
+        del settings[f"{link}_sha256"]
+    return settings
