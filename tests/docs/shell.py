@@ -58,6 +58,7 @@ SMALLER: dict[str, dict[str, str | None]] = {
     "explore": {"--port": "0"},
     "tools.predict_speed": {"--rounds": "1", "--batch": "2"},
     "tools.export_speed": {"--images": "2", "--turn": "2"},
+    "tools.cpu_speed": {"--rounds": "1", "--images": "2", "--batch": "2", "--threads": "1"},
 }
 # Each run of a sweep is a process of its own, which takes seconds. So a sweep is planned and not started; a Python
 # block of docs/sweep.md starts one.
