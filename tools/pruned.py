@@ -1,22 +1,20 @@
 """A static run pruned with Torch-Pruning: what routing is compared with, and what routing can be added to.
 
     python -m tools.pruned runs/r56-static --budget 0.39 --out pruned
-    export CODINET_PRUNED=pruned CODINET_ALLOW_CODE=tools.pruned:network
-    NETWORK='--arch tools.pruned:network --blocks layer*.*'
-    codinet train cifar10 $NETWORK --weights pruned/model.safetensors --no-routed --preset best --epochs 150 --out RUN
-    codinet train cifar10 $NETWORK --start RUN --teacher RUN --preset best --budget 0.7
+    codinet train cifar10 --config pruned/network.json --weights pruned/model.safetensors --no-routed --preset best \\
+        --epochs 150 --out runs/r56-pruned
+    codinet train cifar10 --config pruned/network.json --start runs/r56-pruned --teacher runs/r56-pruned \\
+        --preset best --budget 0.7
 
 The run must be a network of basic blocks. Channels between the two convolutions of a block are removed, those with the
 smallest weights in the whole network first (Torch-Pruning's group magnitude, global), until the rest costs the budget.
-Channels of the shortcuts stay: they have no parameters, so skipped blocks stay free. OUT gets the numbers of channels,
-widths.json, and the weights, model.safetensors, which need training. Requires pip install torch-pruning.
+Channels of the shortcuts stay: they have no parameters, so skipped blocks stay free. OUT gets the network's settings,
+network.json, and its weights, model.safetensors, which need training. Requires pip install torch-pruning.
 """
 
 import copy
-import json
-import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,8 +22,7 @@ import tyro
 from torch import nn
 
 from codinet import files
-from codinet.adopt import make_dynamic
-from codinet.backbones import ARCHITECTURES, BasicBlock, ResNet
+from codinet.backbones import BasicBlock
 from codinet.cli import guarded, parse
 from codinet.commands.printing import print_json
 from codinet.cost import block_costs
@@ -33,9 +30,7 @@ from codinet.errors import UserError
 from codinet.model import CoDiNet
 from codinet.runs import open_run
 
-WIDTHS, WEIGHTS = "widths.json", "model.safetensors"
-FOLDER_VARIABLE = "CODINET_PRUNED"
-BLOCKS = "layer*.*"
+SETTINGS, WEIGHTS = "network.json", "model.safetensors"
 _HALVINGS = 12  # of the interval of pruning ratios; the cost is a step function of them
 
 
@@ -51,47 +46,7 @@ class Args:
     """Print one JSON document."""
 
 
-class PrunedResNet(ResNet):
-    """A network of basic blocks with any number of channels between the two convolutions of each block.
-
-    Args:
-        arch: The network that was pruned.
-        widths_N: The channels that each block has left.
-        num_classes: Outputs of the head.
-        in_channels: Channels of the images.
-    """
-
-    def __init__(self, arch: str, widths_N: list[int], *, num_classes: int, in_channels: int = 3) -> None:
-        super().__init__(ARCHITECTURES[arch], num_classes=num_classes, in_channels=in_channels, stride_on="3x3")
-        for block, width in zip(self.blocks, widths_N, strict=True):
-            assert isinstance(block, BasicBlock)
-            first, second = block.conv1, block.conv2
-            block.conv1 = nn.Conv2d(first.in_channels, width, 3, block.stride, padding=1, bias=False)
-            block.bn1 = nn.BatchNorm2d(width)
-            block.conv2 = nn.Conv2d(width, second.out_channels, 3, padding=1, bias=False)
-
-    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        x_BCHW = self.stem(images_BCHW)
-        for block in self.blocks:
-            x_BCHW = block(x_BCHW)
-        return self.head(x_BCHW)
-
-
-def widths(model: ResNet) -> list[int]:
-    """The channels between the convolutions of each block."""
-    return [int(block.get_parameter("conv1.weight").shape[0]) for block in model.blocks]
-
-
-def network(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """The pruned network of the folder that the environment names, for `--arch tools.pruned:network`."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if folder is None:
-        raise UserError(f"Set {FOLDER_VARIABLE} to the folder that python -m tools.pruned wrote.")
-    stored = json.loads((Path(folder) / WIDTHS).read_text())
-    return PrunedResNet(stored["arch"], stored["widths_N"], num_classes=num_classes, in_channels=in_channels)
-
-
-def prune(model: CoDiNet, image_shape: tuple[int, int, int], budget: float) -> PrunedResNet:
+def prune(model: CoDiNet, image_shape: tuple[int, int, int], budget: float) -> CoDiNet:
     """Remove channels until a static network costs the budget.
 
     Args:
@@ -100,7 +55,7 @@ def prune(model: CoDiNet, image_shape: tuple[int, int, int], budget: float) -> P
         budget: The largest cost, as a share of the network's.
 
     Returns:
-        The pruned network with the remaining weights.
+        The pruned network with the remaining weights; its config states the widths.
     """
     if model.routers is not None or any(type(block) is not BasicBlock for block in model.blocks):
         raise UserError("Only static networks of basic blocks can be pruned; name such a run.")
@@ -117,10 +72,14 @@ def prune(model: CoDiNet, image_shape: tuple[int, int, int], budget: float) -> P
             low = ratio
     if found is None:
         raise UserError(f"No pruning reaches {budget} of the cost; the shortcuts' channels remain.")
-    config = found.config
-    pruned = PrunedResNet(config.arch, widths(found), num_classes=config.num_classes, in_channels=config.in_channels)
+    pruned = CoDiNet(replace(found.config, widths=widths(found)))
     pruned.load_state_dict(found.state_dict())
     return pruned.eval()
+
+
+def widths(model: CoDiNet) -> tuple[int, ...]:
+    """The channels between the convolutions of each block."""
+    return tuple(int(block.get_parameter("conv1.weight").shape[0]) for block in model.blocks)
 
 
 @torch.enable_grad()  # Torch-Pruning traces gradients
@@ -167,15 +126,15 @@ def _run(args: Args) -> None:
     if not isinstance(model, CoDiNet):
         raise UserError(f"Only codinet's own networks can be pruned, got {run.config.network.arch}.")
     pruned = prune(model, image_shape, args.budget)
-    widths_N, table = widths(pruned), block_costs(make_dynamic(pruned, blocks=BLOCKS, router=None), image_shape)
-    share = table.static_macs / block_costs(model, image_shape).static_macs
+    macs = block_costs(pruned, image_shape).static_macs
+    share, widths_N = macs / block_costs(model, image_shape).static_macs, list(pruned.config.widths)
     args.out.mkdir(parents=True, exist_ok=True)
-    files.write(args.out / WIDTHS, json.dumps({"arch": model.config.arch, "widths_N": widths_N}).encode())
+    files.write_json(args.out / SETTINGS, {"arch": model.config.arch, "widths": widths_N})
     files.write(args.out / WEIGHTS, files.pack_tensors(pruned.state_dict()))
     if args.json:
-        print_json({"out": str(args.out), "macs": table.static_macs, "cost_share": share, "widths_N": widths_N})
+        print_json({"out": str(args.out), "macs": macs, "cost_share": share, "widths_N": widths_N})
     else:
-        print(f"Wrote {args.out}: {table.static_macs / 1e6:.1f} M MACs, {share:.3f} of {args.run}.")
+        print(f"Wrote {args.out}: {macs / 1e6:.1f} M MACs, {share:.3f} of {args.run}.")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ state dicts load.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import torch
@@ -61,19 +62,24 @@ class BasicBlock(Block):
         width: Channels of the output, at least `in_channels`.
         stride: Stride of the first convolution and the shortcut.
         stride_on: Not used; the argument matches `Bottleneck`.
+        inner: Channels between the convolutions; by default `width`.
     """
 
     expansion = 1
 
-    def __init__(self, in_channels: int, width: int, stride: int, stride_on: StrideOn) -> None:
+    def __init__(
+        self, in_channels: int, width: int, stride: int, stride_on: StrideOn, inner: int | None = None
+    ) -> None:
         super().__init__()
         _require_sizes(in_channels, width, stride, stride_on)
+        inner = width if inner is None else inner
+        require_whole("inner", inner, 1, LARGEST_SIDE)
         if width < in_channels:
             raise UserError(f"width must be at least in_channels ({in_channels}), got {width}.")
         self.in_channels, self.grown, self.stride = in_channels, width - in_channels, stride
-        self.conv1 = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(in_channels, inner, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
 
     def shortcut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -156,6 +162,17 @@ class Architecture:
         """The number of blocks."""
         return sum(self.counts)
 
+    def require_widths(self, widths: Sequence[int]) -> None:
+        """Requires channels for the inside of every block, or none."""
+        if not widths:
+            return
+        if self.block is not BasicBlock:
+            raise UserError("widths apply to networks of basic blocks, such as resnet56; leave them out.")
+        if len(widths) != self.blocks:
+            raise UserError(f"widths must have one entry for each of the {self.blocks} blocks, got {len(widths)}.")
+        for width in widths:
+            require_whole("Each of widths", width, 1, LARGEST_SIDE)
+
 
 class ResNet(nn.Module):
     """A stem, groups of blocks `layer1` … `layerS`, and a head.
@@ -165,11 +182,21 @@ class ResNet(nn.Module):
         num_classes: Outputs of the head.
         in_channels: Channels of the images.
         stride_on: The convolution of a bottleneck that has the stride.
+        widths: Channels between the convolutions of each basic block; by default those of the architecture.
     """
 
-    def __init__(self, shape: Architecture, *, num_classes: int, in_channels: int, stride_on: StrideOn) -> None:
+    def __init__(
+        self,
+        shape: Architecture,
+        *,
+        num_classes: int,
+        in_channels: int,
+        stride_on: StrideOn,
+        widths: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         require_kind("shape", shape, Architecture, "an Architecture")
+        shape.require_widths(widths)
         require_whole("num_classes", num_classes, 1, MOST_CLASSES)
         require_whole("in_channels", in_channels, 1, LARGEST_SIDE)
         require_stride_on(stride_on)
@@ -183,11 +210,12 @@ class ResNet(nn.Module):
         )
         self.bn1 = nn.BatchNorm2d(channels)
         self.pool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+        inner = iter(widths)
         for group, (count, width) in enumerate(zip(shape.counts, shape.widths, strict=True)):
             blocks = []
             for position in range(count):
                 stride = 2 if group > 0 and position == 0 else 1
-                blocks.append(shape.block(channels, width, stride, stride_on))
+                blocks.append(shape.block(channels, width, stride, stride_on, *islice(inner, 1)))
                 channels = width * shape.block.expansion
             self.add_module(f"layer{group + 1}", nn.Sequential(*blocks))
         self.fc = nn.Linear(channels, num_classes)

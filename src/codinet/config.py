@@ -28,7 +28,7 @@ PARTS = ("data", "network", "losses", "schedule", "extra")  # of a RunConfig, ea
 _ADDED_LATER = frozenset(
     {"cutout", "extra", "milestones", "watch", "crop", "blocks", "drop_path", "optimizer", "decay_norms", "clip"}
     | {"pretrained", "weights", "weights_sha256", "view", "min_area", "on_damaged", "grow_from", "accumulate"}
-    | {"method", "target_rate", "rate_weight", "policy_weight", "penalty"}
+    | {"method", "target_rate", "rate_weight", "policy_weight", "penalty", "widths"}
 )
 
 if TYPE_CHECKING:
@@ -80,11 +80,19 @@ class NetworkConfig:
     """Temperature of the relaxation."""
     stride_on: Literal["3x3", "1x1"] = "3x3"
     """Which convolution of a bottleneck has the stride (the paper's ResNet-50 numbers use 1x1)."""
+    widths: tuple[int, ...] = ()
+    """Channels between the two convolutions of each block of a pruned network, e.g. of a resnet14 5 16 20 32 9 64.
+    Default: as many as the network has."""
     blocks: str | None = None
     """Names of the residual blocks of a timm or torchvision network or of your own, with wildcards and separated by
     commas, e.g. "stages.*.blocks.*". Default: those of its family."""
     drop_path: float = 0.0
     """Stochastic depth of a timm or torchvision network: the rate of its last block, e.g. 0.1."""
+
+    @property
+    def title(self) -> str:
+        """The name of the network, and whether it is pruned."""
+        return f"{self.arch}, pruned" if self.widths else self.arch
 
 
 @dataclass(frozen=True)
@@ -347,6 +355,7 @@ def _check(config: RunConfig) -> None:
                 ("--pretrained", extra.pretrained),
             )
         ),
+        (own or not network.widths, f"--widths requires one of codinet's own networks, got {network.arch}."),
         (losses.budget is None or losses.gamma is None, "--budget and --gamma exclude each other; leave one out."),
         (
             network.routed or (losses.budget is None and losses.gamma is None),
@@ -431,6 +440,10 @@ def _check(config: RunConfig) -> None:
     for valid, sentence in rules:
         if not valid:
             raise UserError(sentence)
+    if network.widths:
+        from codinet.backbones import ARCHITECTURES
+
+        ARCHITECTURES[network.arch].require_widths(network.widths)
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The zoo is imported only when it is used, so that creating a network stays cheap.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from codinet.backbones import ARCHITECTURES, StrideOn
@@ -39,6 +40,7 @@ def create_model(
     stride_on: StrideOn = "3x3",
     pretrained: str | bool | None = None,
     image_shape: tuple[int, int, int] | None = None,
+    widths: Sequence[int] = (),
     blocks: str | None = None,
     drop_path: float = 0.0,
 ) -> RoutedNetwork:
@@ -56,6 +58,7 @@ def create_model(
             data set such as "cifar10" for the most accurate network of this kind on it; arguments that differ from
             the network are a `UserError`. For networks of timm and torchvision, True loads their published weights.
         image_shape: Channels, height and width of the images; for networks that accept one size only.
+        widths: Channels between the convolutions of each block of a pruned network of codinet's own.
         blocks: Names of the residual blocks, with wildcards and separated by commas; by default those of the family.
             For networks that are not codinet's own, as is `drop_path`.
         drop_path: Stochastic depth: the rate of the last block.
@@ -67,6 +70,7 @@ def create_model(
     if spec.library == PYTHON:
         allow_code(name)  # the caller names it
     requested: dict[str, Any] = {"arch": name, "routed": routed, "router": router, "stride_on": stride_on}
+    requested["widths"] = tuple(widths)
     optional = {"num_classes": num_classes, "in_channels": in_channels, "image_shape": image_shape, "blocks": blocks}
     requested |= {field: value for field, value in optional.items() if value is not None}
     if spec.library == OWN and isinstance(pretrained, str):

@@ -252,7 +252,7 @@ def model_card(config: ModelConfig, groups: Sequence[int], results: Mapping[str,
     lines = [
         f"# {_plain(name)}",
         "",
-        f"{kind}: {_plain(config.arch)}, {sum(groups)} residual blocks in {len(groups)} groups"
+        f"{kind}: {_plain(config.title)}, {sum(groups)} residual blocks in {len(groups)} groups"
         + (f", {config.router} routers." if config.routed else ", no routers."),
         "",
         *_table(_facts(config, results)),
@@ -324,7 +324,7 @@ def _metadata(config: ModelConfig, results: Mapping[str, Any], name: str) -> str
 
 
 def _facts(config: ModelConfig, results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    facts = [("architecture", _plain(config.arch)), ("router", config.router if config.routed else "none")]
+    facts = [("architecture", _plain(config.title)), ("router", config.router if config.routed else "none")]
     if "data" in results:
         facts.append(("data", _plain(results["data"])))
     facts.append(("classes", _class_names(config)))

@@ -381,7 +381,11 @@ class CoDiNet(ResNet, RoutedNetwork):
         config = checked_config(config)
         shape = ARCHITECTURES[config.arch]
         super().__init__(
-            shape, num_classes=config.num_classes, in_channels=config.in_channels, stride_on=config.stride_on
+            shape,
+            num_classes=config.num_classes,
+            in_channels=config.in_channels,
+            stride_on=config.stride_on,
+            widths=config.widths,
         )
         self.config = config
         self.in_channels, self.image_shape = config.in_channels, config.image_shape
@@ -430,7 +434,11 @@ def checked_config(config: ModelConfig) -> ModelConfig:
     require_whole("in_channels", config.in_channels, 1, LARGEST_SIDE)
     require_number("drop_path", config.drop_path, 0, 1, below=True)
     require_kind("blocks", config.blocks or "", str, "names of blocks")
-    changed: dict[str, Any] = {}
+    if not isinstance(config.widths, tuple | list):
+        raise UserError(f"widths must be numbers of channels, got {shown(config.widths)}.")
+    if config.widths and config.arch not in ARCHITECTURES:
+        raise UserError(f"widths must be left out for {config.arch}; they apply to codinet's own networks.")
+    changed: dict[str, Any] = {"widths": tuple(config.widths)}
     if config.image_shape is not None:
         changed["image_shape"] = require_image_shape(config.image_shape)
     for name, kinds, what in (

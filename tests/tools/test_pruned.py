@@ -1,17 +1,18 @@
 """Pruned networks: the channels that matter stay, the cost is met, and the result trains and routes."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from codinet import block_costs, create_model, make_dynamic
+from codinet import block_costs, cli, create_model
 from codinet.backbones import BasicBlock
 from codinet.errors import UserError
 from codinet.model import CoDiNet
-from tools import pruned
-from tools.pruned import BLOCKS, PrunedResNet, network, prune, widths
+from codinet.runs import open_run
+from tools.pruned import main as pruned_main
+from tools.pruned import prune, widths
+from tools.results.record import make_record, read_records, save_records
 
 pytest.importorskip("torch_pruning")
 SHAPE = 3, 16, 16
@@ -38,9 +39,10 @@ def test_the_smallest_channels_go_and_the_rest_computes_the_same() -> None:
             block.conv2.weight[:, :half] *= 1e-4
         expected = model(images).logits_BK
         found = prune(model, SHAPE, 0.55)
-        assert widths(model) == [16, 16, 32, 32, 64, 64]
+        assert widths(model) == (16, 16, 32, 32, 64, 64)
+        assert found.config.widths == widths(found)
         assert all(left >= width // 2 for left, width in zip(widths(found), widths(model), strict=True))
-        torch.testing.assert_close(found(images), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found(images).logits_BK, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("budget", [0.2, 0.39, 0.8])
@@ -48,24 +50,10 @@ def test_the_budget_is_met_closely(budget: float) -> None:
     model = settled()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = prune(model, SHAPE, budget)
-    routed = make_dynamic(found, blocks=BLOCKS, image_shape=SHAPE)
-    static = make_dynamic(found, blocks=BLOCKS, router=None)
-    share = block_costs(static, SHAPE).static_macs / block_costs(model, SHAPE).static_macs
-    assert budget - 0.02 < share <= budget
-    assert len(routed.blocks) == 4  # the two that change the shape always run
+    table = block_costs(found, SHAPE)
+    assert budget - 0.02 < table.static_macs / block_costs(model, SHAPE).static_macs <= budget
+    assert table.paper_unit == 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_the_network_of_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(pruned.FOLDER_VARIABLE, raising=False)
-    with pytest.raises(UserError, match=r"python -m tools\.pruned"):
-        network(10)
-    (tmp_path / "widths.json").write_text(json.dumps({"arch": "resnet14", "widths_N": [3, 16, 1, 2, 9, 64]}))
-    monkeypatch.setenv(pruned.FOLDER_VARIABLE, str(tmp_path))
-    built = network(7, in_channels=1)
-    assert isinstance(built, PrunedResNet)
-    assert widths(built) == [3, 16, 1, 2, 9, 64]
-    assert built(torch.zeros(2, 1, 8, 8)).shape == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +70,26 @@ def test_what_cannot_be_pruned_is_one_sentence(arch: str, routed: bool, budget: 
     assert isinstance(model, CoDiNet)
     with pytest.raises(UserError, match=said):
         prune(model, SHAPE, budget)
+
+
+def test_a_pruned_run_trains_routes_and_is_recorded(digits_npz: Path, tmp_path: Path) -> None:
+    static, pruned, routed, out = (tmp_path / name for name in ("static", "pruned", "routed", "out"))
+    settings = "--config", str(out / "network.json")
+    schedule = "--epochs", "1", "--finetune", "1", "--batch", "16", "--device", "cpu"
+
+    def train(run: Path, *words: str) -> None:
+        assert cli.main(["train", str(digits_npz), *words, *schedule, "--out", str(run)]) == 0
+
+    train(static, "--arch", "resnet14", "--no-routed", "--start", "none")
+    assert pruned_main([str(static), "--budget", "0.5", "--out", str(out)]) == 0
+    train(pruned, *settings, "--weights", str(out / "model.safetensors"), "--no-routed")
+    train(routed, *settings, "--start", str(pruned), "--budget", "0.8")
+    for run, method in ((pruned, "static"), (routed, "CoDiNet")):
+        record = make_record(open_run(run), ["results"])
+        assert record["tables"]["results"] == f"ResNet-14, pruned, {method}"
+        assert "--widths" in record["command"]
+        save_records([record], tmp_path / "results")
+    assert len(read_records(tmp_path / "results")) == 2
+    whole, less = (open_run(run).load_evaluation() for run in (static, pruned))
+    assert less["macs"] < 0.5 * whole["macs"]
+    assert less["paper_gmaccs"] == pytest.approx(2 * less["macs"] / 1e9)

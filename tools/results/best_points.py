@@ -55,7 +55,7 @@ def _front(points: Sequence[Point]) -> list[Point]:
 
 
 def _own_point(row: Row) -> Point:
-    cost, network = row.mean("paper_gmaccs"), backbone_name(row.first["arch"])
+    cost, network = row.mean("paper_gmaccs"), backbone_name(row.first)
     how = f"{epochs_of(row.first)} epochs, {counted(len(row.runs), 'seed')}"
     cell = f"**{metric('accuracy', 2)(row)}**<br>{network}, {cost:.3f} G, {how}"
     return Point(cost, row.spread, network.removeprefix("ResNet-"), cell)

@@ -112,7 +112,7 @@ def _published(row: Row) -> str:
     found = published_method(row.first)
     if found is None:
         return NONE
-    network = "" if found.backbone == backbone_name(row.first["arch"]) else f" ({found.backbone})"
+    network = "" if found.backbone == backbone_name(row.first) else f" ({found.backbone})"
     return f"{found.accuracy:.2f} at {found.gmaccs:g} G{network}"
 
 

@@ -94,7 +94,7 @@ def _against_vanilla(pairs: Sequence[Pair]) -> str:
 
 def _difference(pair: Pair) -> str:
     vanilla, codinet = pair
-    where = f"{backbone_name(codinet.first['arch'])} on {_data_name(codinet)}"
+    where = f"{backbone_name(codinet.first)} on {_data_name(codinet)}"
     return f"{codinet.accuracy - vanilla.accuracy:+.2f} points at a budget of {budget_of(codinet.first)} ({where})"
 
 

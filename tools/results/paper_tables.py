@@ -34,7 +34,7 @@ class Table:
 def label_of(table: str, record: Mapping[str, Any]) -> str:
     """The name of a record's row: network, method, and any setting that distinguishes rows of this table."""
     network, losses = record["config"]["network"], record["config"]["losses"]
-    parts = [backbone_name(record["arch"]), METHODS[record["method"]]]
+    parts = [backbone_name(record), METHODS[record["method"]]]
     if record["method"] != "static":
         axis = TABLES[table].axis
         if axis == ("losses", "m_d"):
@@ -52,9 +52,10 @@ def analysed_table(tables: Iterable[str], method: str) -> str | None:
     return next((table for table in needing if table in tables), None)
 
 
-def backbone_name(arch: str) -> str:
-    """`resnet32` as `ResNet-32`."""
-    return f"ResNet-{arch.removeprefix('resnet')}"
+def backbone_name(record: Mapping[str, Any]) -> str:
+    """The network of a record: `ResNet-32` for `resnet32`."""
+    name = f"ResNet-{record['arch'].removeprefix('resnet')}"
+    return f"{name}, pruned" if record["config"]["network"]["widths"] else name
 
 
 def sort_key(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -76,7 +77,7 @@ def _row(rows: tuple[Published, ...], record: Mapping[str, Any]) -> Published | 
     data = published.data_key(record["data"])
     if not _uses_paper_routing(record) or record["n"] != TEST_IMAGES.get(data):
         return None
-    wanted = (data, backbone_name(record["arch"]), METHODS[record["method"]])
+    wanted = (data, backbone_name(record), METHODS[record["method"]])
     return next((row for row in rows if (row.data, row.backbone, row.kind) == wanted), None)
 
 
@@ -103,8 +104,8 @@ def _by_margin(record: Mapping[str, Any]) -> Published | None:
 def paper_paths(record: Mapping[str, Any]) -> dict[str, float] | None:
     """The paper's same-path rate and PCC; it reports them for ResNet-110 on CIFAR-10 only."""
     method = METHODS[record["method"]]
-    setting = (published.data_key(record["data"]), record["arch"], record["n"])
-    reported = setting == ("cifar10", "resnet110", TEST_IMAGES["cifar10"]) and method in published.PCC
+    setting = (published.data_key(record["data"]), backbone_name(record), record["n"])
+    reported = setting == ("cifar10", "ResNet-110", TEST_IMAGES["cifar10"]) and method in published.PCC
     if not _uses_paper_routing(record) or not reported:
         return None
     return {"same_path": published.SAME_PATH[method], "pcc": published.PCC[method]}
@@ -115,7 +116,7 @@ def published_method(record: Mapping[str, Any]) -> Published | None:
     data, method = published.data_key(record["data"]), METHODS[record["method"]]
     rows = [row for row in (*published.RESULTS, *published.COMPARISON) if row.data == data and row.gmaccs is not None]
     rows = [row for row in rows if method in (row.kind, row.method)]
-    same = [row for row in rows if row.backbone == backbone_name(record["arch"])]
+    same = [row for row in rows if row.backbone == backbone_name(record)]
     return next(iter(same or rows), None)
 
 

@@ -17,9 +17,10 @@ SIMILAR_COST = 1.25  # largest ratio, either way, between two costs that count a
 
 # Settings that the row's name or another column shows, and entries that are not settings.
 _SHOWN_ELSEWHERE = {"arch", "routed", "router", "relaxation", "budget", "gamma", "epochs", "finetune", "image_size"}
-_SHOWN_ELSEWHERE |= {"method", "watch", "start_sha256", "teacher_sha256"}
-# Settings that name other runs. The names differ between seeds, so they are not shown.
+_SHOWN_ELSEWHERE |= {"method", "watch", "start_sha256", "teacher_sha256", "weights_sha256"}
+# Settings that name other runs or files. The names differ between seeds, so they are not shown.
 _OTHER_RUNS = {"start": "initialised from another run", "teacher": "distilled from another run"}
+_OTHER_RUNS |= {"weights": "initialised from a file"}
 
 
 def _unused_by(method: str) -> frozenset[str]:
@@ -69,7 +70,7 @@ def deviations(
     if record["config"]["schedule"]["schedule"] != "multistep":
         ignored |= {"milestones"}
     return [
-        _OTHER_RUNS[field] if field in _OTHER_RUNS else f"{field} {_format(value)}"
+        _OTHER_RUNS[field] if field in _OTHER_RUNS else _setting(field, value)
         for part, settings in parts.items()
         for field, value in settings.items()
         if field not in ignored and (part, field) != axis and value != usual[part].get(field)
@@ -88,6 +89,10 @@ def count_differences(static: Mapping[str, Any], other: Mapping[str, Any]) -> in
     )
 
 
+def _setting(field: str, value: Any) -> str:
+    return f"{sum(value)} inner channels" if field == "widths" else f"{field} {_format(value)}"
+
+
 def _format(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
@@ -103,7 +108,7 @@ class StaticBaseline:
 
     @property
     def name(self) -> str:
-        return backbone_name(self.runs[0]["arch"])
+        return backbone_name(self.runs[0])
 
     @property
     def accuracy(self) -> Spread:

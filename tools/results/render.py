@@ -200,7 +200,7 @@ def _pair_key(row: Row) -> tuple[object, ...]:
 
 def _pair_line(vanilla: Row, codinet: Row) -> str:
     first, paths = codinet.first, metric("distinct_paths", 0)
-    cells = [backbone_name(first["arch"]), describe_recipe(first), epochs_of(first), budget_of(first)]
+    cells = [backbone_name(first), describe_recipe(first), epochs_of(first), budget_of(first)]
     for row in (vanilla, codinet):
         cells += [f"{metric('accuracy', 2)(row)} ({len(row.runs)})", paths(row)]
     difference = round(codinet.accuracy - vanilla.accuracy, 2)  # of the numbers as shown

@@ -216,16 +216,18 @@ def _static_accuracy(run: "RunFolder") -> tuple[float, str] | None:
     from codinet.runs import open_run
     from codinet.zoo.shelf import ZOO, listed
 
-    start = run.config.extra.start
+    start, ours = run.config.extra.start, run.config.network
     near = sorted(run.path.absolute().parent.glob("*/evaluation.json"))[:_MAX_SIBLINGS]
     names = [*([start] if start else []), *(str(file.parent) for file in near)]
-    names += [f"{ZOO}{entry['name']}" for entry in listed() if entry["arch"] == run.config.network.arch]
+    names += [f"{ZOO}{entry['name']}" for entry in listed() if entry["arch"] == ours.arch]
     found = []
     for name in names:
         try:
             other = open_run(name)
             network = other.config.network
-            if network.routed or network.arch != run.config.network.arch or not other.data.same_images(run.data):
+            if network.routed or (network.arch, network.widths) != (ours.arch, ours.widths):
+                continue
+            if not other.data.same_images(run.data):
                 continue
             found.append((other.config.seed == run.config.seed, other.load_evaluation()["accuracy"], name))
         except UserError:  # damaged, or not a run

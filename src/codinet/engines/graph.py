@@ -54,8 +54,9 @@ def why_not(model: RoutedNetwork, device: torch.device, *, routers: bool = True)
         return f"The graph engine supports basic blocks only, got {model.config.arch}; use another engine."
     if routers and model.routers is not None and fc_routers(model.routers) is None:
         return f"The graph engine supports fc routers only, got {model.config.router}; use another engine."
-    widths = {conv.out_channels for block in blocks for conv in (block.conv1, block.conv2)}
-    if not widths <= set(WIDTHS):
+    if any(block.conv1.out_channels != block.conv2.out_channels for block in blocks):
+        return "The graph engine does not support pruned networks; use another engine."
+    if not {block.conv1.out_channels for block in blocks} <= set(WIDTHS):
         return "The graph engine supports widths of 16, 32 and 64; use another engine."
     return None
 

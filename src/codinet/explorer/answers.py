@@ -204,7 +204,7 @@ def overview(
     """What the page shows of the run. It contains no paths of the server."""
     table = predictor.table
     return {
-        "network": run.config.network.arch,
+        "network": run.config.network.title,
         "routed": predictor.model.routers is not None,
         "data": Path(run.data.name).name,  # without the folder
         "classes": run.data.classes,

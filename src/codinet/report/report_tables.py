@@ -29,7 +29,7 @@ def results_table(runs: Sequence[Run]) -> Table:
         cells += _times(run) * timed
         cells += [f"{evaluation['mean_blocks']:.2f} of {run.paths.path_TN.shape[1]}"]
         cells += [f"{evaluation['distinct_paths']}", f"{evaluation['path_entropy']:.2f}"]
-        rows.append([run.name, f"{run.data_name}, {run.folder.config.network.arch}, {run.method}", *cells])
+        rows.append([run.name, f"{run.data_name}, {run.folder.config.network.title}, {run.method}", *cells])
         for row in paper_rows(run):
             name = f"{NAMES[row.data]}, {row.backbone}, {row.kind}"
             times = [NONE] * (3 * timed)
@@ -57,7 +57,7 @@ def results_table(runs: Sequence[Run]) -> Table:
 
 def paper_rows(run: Run) -> list[Published]:
     """The paper's results for the data, network and method of a run."""
-    return matching(run.folder.data.name, run.folder.config.network.arch, run.method)
+    return matching(run.folder.data.name, run.folder.config.network.title, run.method)
 
 
 def times_text(runs: Sequence[Run]) -> str:

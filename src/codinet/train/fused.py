@@ -93,7 +93,7 @@ def supports(block: Block, x_BCHW: torch.Tensor, *, static: bool) -> bool:
     """
     if type(block) is Bottleneck and not static:
         norms, fits = [block.bn3], supports_end(len(x_BCHW), block.bn3.num_features, *x_BCHW.shape[2:])
-    elif type(block) is BasicBlock and block.stride == 1 and block.grown == 0:
+    elif type(block) is BasicBlock and block.stride == 1 and block.conv1.weight.shape == block.conv2.weight.shape:
         norms, fits = [block.bn1, block.bn2], tile_sizes.fits(*x_BCHW.shape[1:])
     else:
         return False

@@ -168,7 +168,7 @@ def _load_initial(model: RoutedNetwork, sources: Sources, extra: ExtraConfig) ->
         try:
             return load_parts(model, start.tensors, f"--start {start.path}, a {start.network.arch},")
         except UserError as error:
-            hint = "use a run of the same architecture and number of channels."
+            hint = "use a run of the same architecture, widths and number of channels."
             raise UserError(f"{str(error).rstrip('.')}; {hint}") from error
     if sources.weights.source:
         weights = sources.weights.source
