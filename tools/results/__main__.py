@@ -25,7 +25,7 @@ class Args:
     action: tyro.conf.Positional[Literal["add", "render", "train"]]
     """add finished runs to the result files; render the page from all of them; train what a plan lacks."""
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """add: run folders, or folders of them, such as a sweep's. train: one plan: methods, starts or paper."""
+    """add: run folders, or folders of them, such as a sweep's. train: one plan of tools/results/plans.py."""
     table: tuple[str, ...] = ("results",)
     """add: tables to list the runs in: results, ablation, trade-off, margin, routers, relaxations, photographs,
     methods and routing (these two require codinet analyze)."""

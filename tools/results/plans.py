@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from codinet.config import RunConfig, flat, from_dict, to_dict
@@ -54,7 +55,38 @@ def _paper() -> list[PlannedRun]:
     return runs
 
 
-PLANS = {"methods": Plan("methods", _methods), "starts": Plan("results", _starts), "paper": Plan("results", _paper)}
+_LONG = Overrides(epochs=150, finetune=15, watch="train", cutout=8)
+_TEACHER = "resnet32x4"
+# Networks and budgets near 0.10, 0.05, 0.28, 0.14 and 0.19 G, the most important first, and static networks of such
+# costs.
+_POINTS = {
+    "cifar10": (("resnet56", 0.385), ("resnet32", 0.36), ("resnet110", 0.55), ("resnet74", 0.41), ("resnet110", 0.375)),
+    "cifar100": (("resnet32", 0.64), ("resnet110", 0.47)),
+}
+_STATIC = {
+    "cifar10": ("resnet14", "resnet20", "resnet26", "resnet44", "resnet62"),
+    "cifar100": ("resnet20", "resnet56"),
+}
+
+
+def _frontier(source: str) -> list[PlannedRun]:
+    """The most accurate networks of each cost: from scratch, long, with a wide teacher."""
+    base = _LONG.apply(best(source))
+    grids = [Grid((arch,), ("codinet", "vanilla"), budget=(budget,)) for arch, budget in _POINTS[source]]
+    students = [run for grid in grids for run in plan(base, grid, gpu=True)]
+    static = replace(base, schedule=replace(base.schedule, epochs=165))  # as many as the others in all
+    students += plan(static, Grid(_STATIC[source], ("static",)), gpu=True)
+    (teacher,) = plan(static, Grid((_TEACHER,), ("static",)), gpu=True)
+    return [teacher, *(replace(run, depends_on=teacher.name, links=("teacher",)) for run in students)]
+
+
+PLANS = {
+    "methods": Plan("methods", _methods),
+    "starts": Plan("results", _starts),
+    "paper": Plan("results", _paper),
+    "frontier": Plan("results", partial(_frontier, "cifar10")),
+    "frontier-cifar100": Plan("results", partial(_frontier, "cifar100")),
+}
 
 
 def plan_named(name: str) -> Plan:

@@ -38,6 +38,16 @@ def test_a_run_that_others_start_from_is_trained_again_if_they_are() -> None:
     assert names(without_result([static, taught], [], "results")) == [static.name, taught.name]
 
 
+@pytest.mark.parametrize("name", ["frontier", "frontier-cifar100"])
+def test_a_wide_network_teaches_all_others(name: str, tmp_path: Path) -> None:
+    teacher, *students = PLANS[name].make()
+    assert teacher.config.network.arch == "resnet32x4"
+    for run in students:
+        config = run.training_config(tmp_path)
+        assert (config.extra.teacher, config.extra.start) == (str(tmp_path / teacher.name), None)
+        assert config.schedule.epochs + config.network.routed * (config.schedule.finetune or 0) == 165
+
+
 def tiny() -> list[PlannedRun]:
     base = Overrides(epochs=1, finetune=0, batch=256, views=1, watch="train").apply(quick("digits"))
     base = replace(
