@@ -36,10 +36,11 @@ from tests.repeated_metrics import repeated_metrics
 
 from codinet.adopt import import_vision
 from codinet.cli import main
-from codinet.config import NetworkConfig, RunConfig, ScheduleConfig, resolve
+from codinet.config import NetworkConfig, RunConfig, ScheduleConfig
 from codinet.data import Dataset, load
 from codinet.errors import UserError
 from codinet.files import load_tensors
+from codinet.resolving import resolve
 from codinet.runs import RunFolder
 from tools.zoo_add import add
 

@@ -14,6 +14,7 @@ ORDER = [  # packages and root modules; each may import itself and those before 
     *("relaxation", "routers", "backbones", "losses", "specs", "methods"),
     *(
         "config",
+        "resolving",
         "hub",
         "model",
         "adopt",

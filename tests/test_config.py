@@ -18,11 +18,10 @@ from codinet.config import (
     first_difference,
     flat,
     from_dict,
-    resolve,
     to_dict,
-    unused_settings,
 )
 from codinet.errors import UserError
+from codinet.resolving import resolve, unused_settings
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 CONFIGS = st.builds(

@@ -5,12 +5,13 @@ import torch
 
 from codinet.cli import parse
 from codinet.commands.train import Args, config_from
-from codinet.config import RunConfig, from_dict, resolve, to_dict
+from codinet.config import RunConfig, from_dict, to_dict
 from codinet.cost import block_costs
 from codinet.data import Dataset
 from codinet.data.batches import Resident
 from codinet.model import CoDiNet
 from codinet.presets import PRESETS, as_static, as_vanilla, imagenet
+from codinet.resolving import resolve
 from codinet.run_reader import DataInfo
 from codinet.train.budget import BudgetController
 from codinet.train.splits import augmentation_of

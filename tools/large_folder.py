@@ -44,9 +44,9 @@ def link(source: Path, folder: Path, files: int, classes: int) -> None:
 
 def first_step(folder: Path, started: float) -> None:
     """Train until the first step is done; print the seconds since `started` and the memory of this process."""
-    from codinet.config import resolve
     from codinet.data.loading import load_for
     from codinet.presets import imagenet
+    from codinet.resolving import resolve
     from codinet.train import train
     from codinet.train.reporting import Reporter
 

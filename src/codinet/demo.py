@@ -15,13 +15,14 @@ from codinet.backbones import ARCHITECTURES
 from codinet.cli import guarded, parse
 from codinet.commands import report
 from codinet.commands.printing import print_table
-from codinet.config import RunConfig, resolve
+from codinet.config import RunConfig
 from codinet.data import load
 from codinet.environment import torch_threads
 from codinet.evaluate import Evaluation
 from codinet.presets import as_static, as_vanilla, demo
 from codinet.report.drawing import to_png
 from codinet.report.path_figures import draw_run_rates
+from codinet.resolving import resolve
 from codinet.train import train
 from codinet.train.reporting import Console
 

@@ -23,12 +23,13 @@ from typing import Any, Self
 import torch
 
 from codinet import files
-from codinet.config import RunConfig, from_dict, resolve, to_dict
+from codinet.config import RunConfig, from_dict, to_dict
 from codinet.data import Dataset
 from codinet.errors import UserError, shown
 from codinet.evaluate import Evaluation, evaluate_test_set, impossible_figure
 from codinet.model import RoutedNetwork
 from codinet.records import PathTable
+from codinet.resolving import resolve
 from codinet.run_reader import DataInfo, RunReader, path_table, read_groups
 from codinet.zoo.card import BATCH
 from codinet.zoo.shelf import ZOO

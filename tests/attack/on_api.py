@@ -35,7 +35,7 @@ from codinet import (
     make_dynamic,
 )
 from codinet.backbones import Architecture, BasicBlock, Bottleneck, ResNet
-from codinet.config import ExtraConfig, LossConfig, NetworkConfig, RunConfig, from_dict, resolve, to_dict
+from codinet.config import ExtraConfig, LossConfig, NetworkConfig, RunConfig, from_dict, to_dict
 from codinet.cost import CostTable as Table
 from codinet.engines import BranchEngine, Engine, GatherEngine, MaskedEngine, StaticEngine
 from codinet.errors import UserError
@@ -44,6 +44,7 @@ from codinet.losses import Terms, consistency, diversity, expected_cost, score_d
 from codinet.model import RoutedNetwork, train_only
 from codinet.presets import PRESETS, as_static, as_vanilla
 from codinet.relaxation import gumbel, hard, margin_limit, run_probability, straight_through
+from codinet.resolving import resolve
 from codinet.routers import ROUTERS
 from codinet.thresholds import find_threshold, mean_cost, threshold_for
 from codinet.train import Objective

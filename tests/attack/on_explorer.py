@@ -31,7 +31,7 @@ from starlette.types import Message
 from tests.attack.harness import Attack
 
 from codinet import files
-from codinet.config import NetworkConfig, RunConfig, resolve
+from codinet.config import NetworkConfig, RunConfig
 from codinet.data import Dataset
 from codinet.data.npz import load_digits
 from codinet.evaluate import evaluate_test_set
@@ -40,6 +40,7 @@ from codinet.explorer.guard import CONTENT_TYPE, HEADERS, Limits
 from codinet.explorer.serve import served
 from codinet.explorer.space import FILE, RoutingSpace, _digest
 from codinet.model import CoDiNet
+from codinet.resolving import resolve
 from codinet.run_reader import DataInfo
 from codinet.runs import RunFolder, RunWriter
 

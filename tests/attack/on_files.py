@@ -31,10 +31,11 @@ from codinet.analysis.run_analysis import _digest, saved_analysis
 from codinet.cli import main
 from codinet.commands.analyze import _rows as analysis_rows
 from codinet.commands.printing import evaluation_rows
-from codinet.config import RunConfig, resolve
+from codinet.config import RunConfig
 from codinet.data.npz import load_digits
 from codinet.engines.onnx import ExportInfo, OnnxEngine, export
 from codinet.predictor import Predictor
+from codinet.resolving import resolve
 from codinet.runs import RunFolder, RunWriter
 from codinet.sweep import Grid, plan
 from codinet.sweep.sweep_folder import PLAN, is_finished, save_plan

@@ -11,9 +11,10 @@ from tests.drawn_shapes import CLASSES, save_shapes
 from codinet.cli import main, parse
 from codinet.commands.own_data import SMALL, Adapted, adapt_new, adapt_resumed, matching_card, start_given
 from codinet.commands.train import Args, config_from
-from codinet.config import RunConfig, resolve
+from codinet.config import RunConfig
 from codinet.files import sha256_of
 from codinet.presets import PRESETS
+from codinet.resolving import resolve
 from codinet.runs import RunFolder
 
 Said = pytest.CaptureFixture[str]

@@ -10,9 +10,10 @@ from PIL import Image
 
 from codinet.cli import main, parse
 from codinet.commands.train import Args, config_from
-from codinet.config import RunConfig, ScheduleConfig, flag_of, flat, resolve, to_dict
+from codinet.config import RunConfig, ScheduleConfig, flag_of, flat, to_dict
 from codinet.data import free_memory
 from codinet.presets import PRESETS
+from codinet.resolving import resolve
 from codinet.runs import RunFolder
 from codinet.train.distributed import WAIT_MINUTES
 

@@ -28,7 +28,7 @@ from tests.docs.pages import ROOT, joined, words_of
 from codinet.cli import VERBS, main, parse
 from codinet.commands import sweep, train
 from codinet.commands.config_file import with_file
-from codinet.config import resolve
+from codinet.resolving import resolve
 from codinet.sweep import from_static
 
 # Names in the documentation, and what stands for them here.

@@ -6,12 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codinet.config import ExtraConfig, LossConfig, RunConfig, ScheduleConfig, resolve
+from codinet.config import ExtraConfig, LossConfig, RunConfig, ScheduleConfig
 from codinet.cost import block_costs
 from codinet.create import create_model
 from codinet.methods.blockdrop import CERTAIN, METHOD, PolicyRouters, bounded, free_decay, reward, sample_bounded
 from codinet.methods.method import PathBatch
 from codinet.records import RoutedOutput
+from codinet.resolving import resolve
 from codinet.train.stages import stages_of
 
 

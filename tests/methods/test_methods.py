@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from codinet.cli import main
-from codinet.config import LossConfig, NetworkConfig, RunConfig, ScheduleConfig, from_dict, resolve, to_dict
+from codinet.config import LossConfig, NetworkConfig, RunConfig, ScheduleConfig, from_dict, to_dict
 from codinet.errors import UserError
 from codinet.methods import DEFAULT, NAMES, method_named
 from codinet.methods.method import PathBatch, rate_for
@@ -16,6 +16,7 @@ from codinet.methods.router_kinds import ROUTER_KINDS
 from codinet.presets import as_static
 from codinet.records import RoutedOutput
 from codinet.relaxation import hard
+from codinet.resolving import resolve
 from codinet.runs import RunFolder
 from codinet.sweep.plan import Grid, canonical, method_of, plan
 from codinet.train.stages import path_progress, stages_of

@@ -13,7 +13,7 @@ from PIL import Image
 
 from codinet.adopt import import_vision
 from codinet.cli import main
-from codinet.config import NetworkConfig, RunConfig, ScheduleConfig, resolve
+from codinet.config import NetworkConfig, RunConfig, ScheduleConfig
 from codinet.data import Dataset
 from codinet.data.npz import load_digits
 from codinet.engines.branch import BranchEngine
@@ -23,6 +23,7 @@ from codinet.evaluate import Evaluation
 from codinet.methods import NAMES, method_named
 from codinet.model import routed_step
 from codinet.presets import demo
+from codinet.resolving import resolve
 from codinet.runs import RunFolder
 from codinet.train import accelerate, loop
 from codinet.train.accelerate import Execution

@@ -6,10 +6,11 @@ from functools import cache
 import pytest
 import torch
 
-from codinet.config import NetworkConfig, from_dict, resolve, to_dict
+from codinet.config import NetworkConfig, from_dict, to_dict
 from codinet.cost import CostTable, block_costs
 from codinet.create import create_model
 from codinet.errors import UserError
+from codinet.resolving import resolve
 from codinet.sweep import Grid, PlannedRun, from_static
 from codinet.sweep.papers import PAPERS, plan_paper, share_of_static, static_table
 from codinet.sweep.plan import Overrides, method_of

@@ -8,10 +8,11 @@ import pytest
 
 from codinet.cli import parse
 from codinet.commands.train import Args, config_from
-from codinet.config import ExtraConfig, RunConfig, ScheduleConfig, resolve
+from codinet.config import ExtraConfig, RunConfig, ScheduleConfig
 from codinet.errors import UserError
 from codinet.methods import NAMES
 from codinet.presets import PRESETS, demo
+from codinet.resolving import resolve
 from codinet.sweep import Grid, PlannedRun, from_static, plan, run, workers
 from codinet.sweep.papers import plan_paper
 from codinet.sweep.sweep_folder import log_file

@@ -15,7 +15,7 @@ from torch import nn
 
 from codinet.backbones import BasicBlock, Block
 from codinet.bench.run_rate import settle, with_run_rate
-from codinet.config import ExtraConfig, LossConfig, RunConfig, ScheduleConfig, resolve
+from codinet.config import ExtraConfig, LossConfig, RunConfig, ScheduleConfig
 from codinet.cost import block_costs
 from codinet.create import create_model
 from codinet.data import Dataset
@@ -23,6 +23,7 @@ from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
 from codinet.evaluate import Evaluation
 from codinet.model import RoutedNetwork
+from codinet.resolving import resolve
 from codinet.routers import ROUTERS
 from codinet.train import loop
 from codinet.train.budget import BudgetController

@@ -15,13 +15,14 @@ import torch._dynamo  # loaded once, before the fork
 from torch import nn
 
 from codinet import create_model, make_dynamic
-from codinet.config import LossConfig, RunConfig, ScheduleConfig, resolve
+from codinet.config import LossConfig, RunConfig, ScheduleConfig
 from codinet.cost import block_costs
 from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
 from codinet.data.npz import load_digits
 from codinet.files import save_tensors
 from codinet.model import RoutedNetwork
+from codinet.resolving import resolve
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import World, joined
 from codinet.train.stages import stages_of

@@ -13,13 +13,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from codinet.config import ExtraConfig, resolve
+from codinet.config import ExtraConfig
 from codinet.cost import block_costs
 from codinet.create import create_model
 from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
 from codinet.model import RoutedNetwork
 from codinet.presets import paper
+from codinet.resolving import resolve
 from codinet.train import accelerate
 from codinet.train.budget import BudgetController
 from codinet.train.stages import stages_of

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from codinet.config import ExtraConfig, resolve
+from codinet.config import ExtraConfig
 from codinet.cost import block_costs
 from codinet.create import create_model
 from codinet.data.batches import Resident
 from codinet.data.dataset import Dataset, Split
 from codinet.presets import paper
+from codinet.resolving import resolve
 from codinet.run_reader import DataInfo
 from codinet.train import accelerate
 from codinet.train.budget import BudgetController

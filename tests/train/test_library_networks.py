@@ -15,13 +15,14 @@ from torch import nn
 
 from codinet import files
 from codinet.cli import main
-from codinet.config import NetworkConfig, RunConfig, resolve, to_dict
+from codinet.config import NetworkConfig, RunConfig, to_dict
 from codinet.data import Dataset
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork, routed_step
 from codinet.networks import build, supports_drop_path
 from codinet.presets import as_static, default_preset, modern
 from codinet.relaxation import gumbel
+from codinet.resolving import resolve
 from codinet.run_reader import DataInfo
 from codinet.runs import RunFolder
 from codinet.specs import allow_code

@@ -8,12 +8,13 @@ import pytest
 import torch
 from tests.repeated_metrics import repeated_metrics
 
-from codinet.config import LossConfig, RunConfig, resolve
+from codinet.config import LossConfig, RunConfig
 from codinet.data import Dataset
 from codinet.data.npz import load_digits
 from codinet.errors import UserError
 from codinet.evaluate import Evaluation, evaluate
 from codinet.presets import demo
+from codinet.resolving import resolve
 from codinet.runs import DATA_WAIT, RunFolder
 from codinet.train import accelerate, budget, loop, splits
 from codinet.train.accelerate import Execution

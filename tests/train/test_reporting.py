@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from codinet.config import RunConfig, resolve
+from codinet.config import RunConfig
 from codinet.methods import NAMES
+from codinet.resolving import resolve
 from codinet.train.reporting import Console, Reporter, Reporters, TimeLeft, in_words
 from codinet.train.stages import stages_of
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from codinet.backbones import ARCHITECTURES
-from codinet.config import DEFAULT_DISTILL, RunConfig, resolve, to_dict, unused_settings
+from codinet.config import DEFAULT_DISTILL, RunConfig, to_dict
 from codinet.presets import best, imagenet, paper
+from codinet.resolving import resolve, unused_settings
 from codinet.sweep.plan import METHODS
 from codinet.sweep.summary import Spread, spread_of
 from tools.results.paper_tables import backbone_name

@@ -11,10 +11,11 @@ from typing import Any
 from codinet import files
 from codinet.analysis.run_analysis import JSON, saved_analysis
 from codinet.backbones import ARCHITECTURES
-from codinet.config import from_dict, resolve, to_dict
+from codinet.config import from_dict, to_dict
 from codinet.data.catalogue import KNOWN
 from codinet.errors import UserError, unknown
 from codinet.evaluate import COMPARED_FIGURES, impossible_figure
+from codinet.resolving import resolve
 from codinet.run_reader import RunReader
 from codinet.runs import open_run
 from codinet.sweep.plan import method_of

@@ -18,13 +18,14 @@ from codinet.bench.by_name import create_untrained, published_input
 from codinet.bench.engine_speed import Progress, no_progress
 from codinet.bench.plain_loop import NETWORKS, PlainLoop
 from codinet.bench.profiling import conv_share, operation_times, peak_mb
-from codinet.config import RunConfig, resolve
+from codinet.config import RunConfig
 from codinet.cost import block_costs
 from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Resident
 from codinet.environment import is_out_of_memory, seconds_of
 from codinet.errors import UserError, first_line, unknown
 from codinet.presets import as_static, paper
+from codinet.resolving import resolve
 from codinet.train import accelerate
 from codinet.train.accelerate import StepFn
 from codinet.train.budget import BudgetController

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from codinet.commands.printing import note, print_json, print_table
-from codinet.config import DATA_ROOT, require_seed
+from codinet.config import DATA_ROOT
 from codinet.errors import UserError, one_line
+from codinet.resolving import require_seed
 
 if TYPE_CHECKING:
     from codinet.analysis.features import Progress

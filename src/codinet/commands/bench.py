@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from codinet.commands.printing import counted, note, print_json, print_table
-from codinet.config import DATA_ROOT, require_seed
+from codinet.config import DATA_ROOT
 from codinet.errors import UserError, unknown
 from codinet.flags import require_probability
+from codinet.resolving import require_seed
 
 if TYPE_CHECKING:
     import torch

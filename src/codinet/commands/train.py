@@ -26,13 +26,12 @@ from codinet.config import (
     RunConfig,
     ScheduleConfig,
     flag_of,
-    resolve,
-    unused_settings,
 )
 from codinet.errors import UserError, unknown
 from codinet.flags import given_only
 from codinet.methods import DEFAULT, method_named
 from codinet.presets import DROP_PATH, LIBRARY_PRESETS, PRESETS, as_static, default_preset
+from codinet.resolving import resolve, unused_settings
 from codinet.specs import OWN, PYTHON, allow_code, parse_spec, slug
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codinet.config import RunConfig, resolve, unused_settings
+from codinet.config import RunConfig
 from codinet.errors import UserError, unknown
 from codinet.methods import DEFAULT, NAMES, method_named
 from codinet.presets import as_static, as_vanilla
 from codinet.published import Published
+from codinet.resolving import resolve, unused_settings
 from codinet.specs import slug
 
 METHODS: dict[str, Callable[[RunConfig], RunConfig]] = {

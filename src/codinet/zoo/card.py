@@ -13,10 +13,11 @@ from types import NoneType
 from typing import Any
 
 from codinet import files
-from codinet.config import RunConfig, from_dict, resolve, to_dict
+from codinet.config import RunConfig, from_dict, to_dict
 from codinet.cost import CostTable
 from codinet.errors import UserError, shown
 from codinet.evaluate import FIGURES, TOP5, impossible_figure
+from codinet.resolving import resolve
 from codinet.run_reader import CurvePoint, DataInfo, read_groups
 
 FORMAT = 1

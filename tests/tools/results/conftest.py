@@ -11,8 +11,9 @@ import torch
 from codinet import files
 from codinet.analysis.run_analysis import RunAnalysis
 from codinet.backbones import ARCHITECTURES
-from codinet.config import NetworkConfig, RunConfig, resolve
+from codinet.config import NetworkConfig, RunConfig
 from codinet.presets import paper
+from codinet.resolving import resolve
 from codinet.run_reader import DataInfo
 from codinet.runs import RunFolder, RunWriter
 from codinet.sweep.plan import METHODS
