@@ -45,3 +45,7 @@ def test_an_unknown_name_comes_with_the_known_ones() -> None:
         "Unknown router 'fcc' (perhaps you meant fc); choose from fc, rnn."
     )
     assert suggestion("zzz", ["fc", "rnn"]) == ""
+
+
+def test_a_value_that_cannot_be_printed_is_named_by_its_type() -> None:
+    assert shown(10**5000) == "a value of type int"

@@ -162,16 +162,19 @@ class Architecture:
         """The number of blocks."""
         return sum(self.counts)
 
-    def require_widths(self, widths: Sequence[int]) -> None:
-        """Requires channels for the inside of every block, or none."""
+    def checked_widths(self, widths: Any) -> tuple[int, ...]:
+        """Requires numbers of channels for the inside of every block, or none; returns them as a tuple."""
+        if not isinstance(widths, tuple | list):
+            raise UserError(f"widths must be numbers of channels, got {shown(widths)}.")
         if not widths:
-            return
+            return ()
         if self.block is not BasicBlock:
             raise UserError("widths apply to networks of basic blocks, such as resnet56; leave them out.")
         if len(widths) != self.blocks:
             raise UserError(f"widths must have one entry for each of the {self.blocks} blocks, got {len(widths)}.")
         for width in widths:
             require_whole("Each of widths", width, 1, LARGEST_SIDE)
+        return tuple(widths)
 
 
 class ResNet(nn.Module):
@@ -196,7 +199,6 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         require_kind("shape", shape, Architecture, "an Architecture")
-        shape.require_widths(widths)
         require_whole("num_classes", num_classes, 1, MOST_CLASSES)
         require_whole("in_channels", in_channels, 1, LARGEST_SIDE)
         require_stride_on(stride_on)
@@ -210,7 +212,7 @@ class ResNet(nn.Module):
         )
         self.bn1 = nn.BatchNorm2d(channels)
         self.pool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
-        inner = iter(widths)
+        inner = iter(shape.checked_widths(widths))
         for group, (count, width) in enumerate(zip(shape.counts, shape.widths, strict=True)):
             blocks = []
             for position in range(count):

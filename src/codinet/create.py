@@ -69,8 +69,11 @@ def create_model(
     spec = require_arch(name)
     if spec.library == PYTHON:
         allow_code(name)  # the caller names it
+    if pretrained is not None and not (spec.library == OWN and isinstance(pretrained, str)):
+        require_flag("pretrained", pretrained)
+    require_number("drop_path", drop_path, 0, 1, below=True)
     requested: dict[str, Any] = {"arch": name, "routed": routed, "router": router, "stride_on": stride_on}
-    requested["widths"] = tuple(widths)
+    requested["widths"] = ARCHITECTURES[name].checked_widths(widths) if spec.library == OWN else widths
     optional = {"num_classes": num_classes, "in_channels": in_channels, "image_shape": image_shape, "blocks": blocks}
     requested |= {field: value for field, value in optional.items() if value is not None}
     if spec.library == OWN and isinstance(pretrained, str):
@@ -80,10 +83,8 @@ def create_model(
             f"{name} is one of codinet's own networks: pretrained must be a name of the zoo, and blocks and drop_path "
             "must be left out."
         )
-    require_number("drop_path", drop_path, 0, 1, below=True)
     model = build(ModelConfig(**requested, drop_path=drop_path))
     if pretrained:
-        require_flag("pretrained", pretrained)
         assert model.config is not None
         load_library_weights(model, pretrained_weights(model.config), name)
     return model

@@ -34,7 +34,10 @@ def first_line(error: BaseException) -> str:
 
 def shown(value: Any, most: int = 80) -> str:
     """The `repr` of a value, cut to `most` characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # an integer too long to print, or an error in the object's __repr__
+        return f"a value of type {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

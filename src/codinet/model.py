@@ -433,12 +433,11 @@ def checked_config(config: ModelConfig) -> ModelConfig:
     require_whole("num_classes", config.num_classes, 1, MOST_CLASSES)
     require_whole("in_channels", config.in_channels, 1, LARGEST_SIDE)
     require_number("drop_path", config.drop_path, 0, 1, below=True)
-    require_kind("blocks", config.blocks or "", str, "names of blocks")
-    if not isinstance(config.widths, tuple | list):
-        raise UserError(f"widths must be numbers of channels, got {shown(config.widths)}.")
-    if config.widths and config.arch not in ARCHITECTURES:
+    require_kind("blocks", "" if config.blocks is None else config.blocks, str, "names of blocks")
+    shape = ARCHITECTURES.get(config.arch)
+    if shape is None and not (isinstance(config.widths, tuple | list) and len(config.widths) == 0):
         raise UserError(f"widths must be left out for {config.arch}; they apply to codinet's own networks.")
-    changed: dict[str, Any] = {"widths": tuple(config.widths)}
+    changed: dict[str, Any] = {"widths": () if shape is None else shape.checked_widths(config.widths)}
     if config.image_shape is not None:
         changed["image_shape"] = require_image_shape(config.image_shape)
     for name, kinds, what in (

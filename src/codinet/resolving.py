@@ -227,4 +227,4 @@ def _check(config: RunConfig) -> None:
     if network.widths:
         from codinet.backbones import ARCHITECTURES
 
-        ARCHITECTURES[network.arch].require_widths(network.widths)
+        ARCHITECTURES[network.arch].checked_widths(network.widths)

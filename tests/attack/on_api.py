@@ -473,18 +473,18 @@ NETWORKS = [
         create_model,
         lambda: {
             **{"name": "resnet14", "num_classes": 3, "routed": True, "router": "fc", "in_channels": 1},
-            **{"stride_on": "3x3", "pretrained": None},
+            **{"stride_on": "3x3", "pretrained": None, "widths": (3, 16, 5, 32, 7, 64)},
         },
         network,
     ),
     Call(CoDiNet, lambda: {"config": ModelConfig("resnet14", num_classes=2)}, network),
-    Call(BasicBlock, lambda: {"in_channels": 4, "width": 8, "stride": 2, "stride_on": "3x3"}, network),
+    Call(BasicBlock, lambda: {"in_channels": 4, "width": 8, "stride": 2, "stride_on": "3x3", "inner": 3}, network),
     Call(Bottleneck, lambda: {"in_channels": 4, "width": 2, "stride": 2, "stride_on": "1x1"}, network),
     Call(
         ResNet,
         lambda: {
             "shape": Architecture(BasicBlock, (1, 1), (4, 8), image_size=8, paper_unit=1),
-            **{"num_classes": 3, "in_channels": 1, "stride_on": "3x3"},
+            **{"num_classes": 3, "in_channels": 1, "stride_on": "3x3", "widths": (3, 5)},
         },
         network,
     ),
@@ -576,6 +576,11 @@ CONFIGS = [
         config_resolved,
     ),
     Call(resolve, lambda: {"config": RunConfig("digits", network=NetworkConfig(arch="resnet50"))}, config_resolved),
+    Call(
+        resolve,
+        lambda: {"config": RunConfig("digits", network=NetworkConfig("resnet14", widths=(3, 16, 5, 32, 7, 64)))},
+        config_resolved,
+    ),
     Call(lambda values: resolve(from_dict(values)), lambda: {"values": to_dict(RunConfig("digits"))}, config_resolved),
     Call(lambda config: resolve(as_static(config)), lambda: {"config": RunConfig("digits")}, config_resolved),
     Call(lambda config: resolve(as_vanilla(config)), lambda: {"config": RunConfig("digits")}, config_resolved),
