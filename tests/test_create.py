@@ -84,3 +84,10 @@ def test_without_pretrained_the_zoo_is_not_read(zoo: Path) -> None:
     (zoo / f"{NAME}.json").write_text("{")
     assert create_model("resnet20").config == ModelConfig("resnet20")
     assert create_model("resnet20", num_classes=3, in_channels=1).in_channels == 1
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), ["weights"], 2])
+def test_arguments_of_odd_types_are_refused(value: object) -> None:
+    for name in ("pretrained", "widths", "blocks"):
+        with pytest.raises(UserError, match=name):
+            create_model("resnet14", **{name: value})  # type: ignore[arg-type]

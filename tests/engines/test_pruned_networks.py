@@ -93,10 +93,3 @@ def test_impossible_widths(arch: str, widths: tuple[int, ...], sentence: str) ->
 def test_widths_of_a_saved_config_are_a_tuple() -> None:
     model = CoDiNet(ModelConfig("resnet14", widths=list(WIDTHS)))  # type: ignore[arg-type]
     assert model.config.widths == WIDTHS
-
-
-@pytest.mark.parametrize("value", [torch.ones(2), ["weights"], 2])
-def test_arguments_of_odd_types_are_refused(value: object) -> None:
-    for name in ("pretrained", "widths", "blocks"):
-        with pytest.raises(UserError, match=name):
-            create_model("resnet14", **{name: value})  # type: ignore[arg-type]
