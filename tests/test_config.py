@@ -221,7 +221,11 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"extra": {"teacher": "run", "distill": 1.5}}, "--distill must be between 0 and 1, got 1.5"),
         (
             {"extra": {"teacher": "run", "distill": 0.5, "distill_temperature": 0.0}},
-            "--distill-temperature must be at least",
+            "--distill-temperature must be from 1e-06 to 1e6, got 0",
+        ),
+        (
+            {"extra": {"teacher": "run", "distill": 0.5, "distill_temperature": 1e200}},
+            "--distill-temperature must be from 1e-06 to 1e6",
         ),
         ({"extra": {"cutout": -1}}, "--cutout must not be negative, got -1"),
         ({"extra": {"start_sha256": "0"}}, "--start-sha256 requires --start"),

@@ -194,8 +194,8 @@ def _check(config: RunConfig) -> None:
         (0 <= extra.ema < 1, f"--ema must be at least 0 and below 1, got {extra.ema:g}."),
         (0 <= distill <= 1, f"--distill must be between 0 and 1, got {distill:g}."),
         (
-            extra.distill_temperature >= SMALLEST_TAU,
-            f"--distill-temperature must be at least {SMALLEST_TAU:g}, got {extra.distill_temperature:g}.",
+            SMALLEST_TAU <= extra.distill_temperature <= LARGEST_WEIGHT,
+            f"--distill-temperature must be from {SMALLEST_TAU:g} to 1e6, got {extra.distill_temperature:g}.",
         ),
         (distill == 0 or extra.teacher is not None, "--distill requires --teacher, a run folder or zoo:NAME."),
         (extra.teacher is None or distill > 0, "--teacher requires --distill above 0, got 0."),

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from codinet.checks import require_number, require_same_place, require_tensor
 from codinet.data.dataset import Dataset
 from codinet.errors import UserError
+from codinet.losses import LARGEST_WEIGHT
 from codinet.model import RoutedNetwork, require_network
 from codinet.relaxation import SMALLEST_TAU
 from codinet.run_reader import DataInfo
@@ -116,6 +117,6 @@ def distillation(logits_BK: torch.Tensor, teacher_BK: torch.Tensor, *, temperatu
     require_tensor("logits", logits_BK, ("B", "K"))
     require_tensor("The teacher's logits", teacher_BK, logits_BK.shape)
     require_same_place("logits", logits_BK, "The teacher's logits", teacher_BK)
-    require_number("temperature", temperature, SMALLEST_TAU)
+    require_number("temperature", temperature, SMALLEST_TAU, LARGEST_WEIGHT)  # its square is a factor
     student_BK, target_BK = (F.log_softmax(logits / temperature, dim=1) for logits in (logits_BK, teacher_BK))
     return temperature**2 * F.kl_div(student_BK, target_BK, reduction="batchmean", log_target=True)
