@@ -40,7 +40,6 @@ from typing import Any
 
 import safetensors.torch  # noqa: F401  (loaded before the first life, not in each)
 import torch
-import torch._dynamo
 
 from codinet import block_costs, create_model
 from codinet.cli import main, parse

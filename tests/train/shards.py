@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch._dynamo  # loaded once, before the fork
 from torch import nn
 
 from codinet import create_model, make_dynamic

@@ -1,7 +1,10 @@
 """SGD and AdamW on the device, which parameters decay, and clipping."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +60,36 @@ def test_decay_without_a_gradient_shrinks_only_what_decays(kind: Any, decay_norm
     assert not any("scale" in name for name in optimizer.state())
 
 
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.0}, {"optimizer": "adamw", "decay_norms": False}])
+def test_steps_equal_those_of_torchs_classes_bit_for_bit(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    network, twin = Attention(), Attention()
+    twin.load_state_dict(network.state_dict())
+    schedule, lr = ScheduleConfig(weight_decay=0.1, **settings), torch.tensor(0.1)
+    optimizer = Optimizer(network, schedule, lr)
+    exempt = set() if schedule.decay_norms else undecayed(twin)
+    groups = [
+        {"params": [p for name, p in twin.named_parameters() if (name in exempt) is chosen], "weight_decay": decay}
+        for chosen, decay in ((False, 0.1), (True, 0.0))
+    ]
+    theirs: torch.optim.Optimizer
+    if schedule.optimizer == "adamw":
+        theirs = torch.optim.AdamW(groups[: 1 + bool(exempt)], lr=lr, betas=(schedule.momentum, 0.999), fused=True)
+    else:
+        theirs = torch.optim.SGD(groups[:1], lr=lr, momentum=schedule.momentum, fused=True)
+    for number in range(3):
+        lr.fill_(0.1 / (1 + number))
+        optimizer.zero_grad()
+        theirs.zero_grad()
+        for ours, other in zip(network.parameters(), twin.parameters(), strict=True):
+            if number != 1 or ours.ndim > 1:  # a parameter without a gradient stays
+                ours.grad = torch.randn_like(ours)
+                other.grad = ours.grad.clone()
+        optimizer.step()
+        theirs.step()
+        assert all(torch.equal(a, b) for a, b in zip(network.parameters(), twin.parameters(), strict=True))
+
+
 def test_two_steps_are_adamw_written_by_hand(two_blocks: Network, make_step: MakeStep) -> None:
     model = two_blocks(0)
     step = make_step(model, optimizer="adamw", momentum=0.8, decay_norms=False)
@@ -94,3 +127,14 @@ def test_only_a_gradient_above_the_limit_is_clipped(two_blocks: Network, make_st
     limit = whole.norm().item() / 3
     assert torch.allclose(gradients(limit), whole / 3, rtol=1e-4, atol=1e-8)
     assert torch.equal(gradients(10 * limit), whole)
+
+
+def test_a_training_on_the_cpu_needs_no_compiler(train_words: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Importing it takes longer than importing torch."""
+    code = f"""
+import sys
+from codinet.cli import main
+code = main({train_words(tmp_path / "run")!r})
+sys.exit(code or "torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)

@@ -5,15 +5,17 @@ from the beginning, so that a graph and a checkpoint find it.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from codinet.config import ScheduleConfig
 
-_SECOND_BETA = 0.999  # of AdamW
+_SECOND_BETA, _EPSILON = 0.999, 1e-8  # of AdamW
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 # Learned tokens and tables of positions, by the last part of their names in timm and torchvision.
 _TOKENS = frozenset(
@@ -25,8 +27,16 @@ _STATE = {"momentum_buffer": "momentum", "exp_avg": "exp_avg", "exp_avg_sq": "ex
 STATE_PREFIXES = tuple(f"{name}." for name in _STATE.values())
 
 
+class _Group(NamedTuple):
+    parameters: list[nn.Parameter]
+    weight_decay: float
+
+
 class Optimizer:
     """Updates parameters from their gradients.
+
+    It calls the functions that torch's own optimisers call. The classes of torch.optim import torch's compiler, which
+    takes longer than everything else before a short training.
 
     Args:
         model: The network. Its parameters that require gradients are trained.
@@ -36,55 +46,82 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, schedule: ScheduleConfig, lr: torch.Tensor) -> None:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.clip = schedule.clip
+        self.clip, self.momentum, self.lr = schedule.clip, schedule.momentum, lr
+        self.update = self._adamw if schedule.optimizer == "adamw" else self._sgd
         exempt = set() if schedule.decay_norms else undecayed(model)
-        groups: list[dict[str, Any]] = [
-            {"params": [p for name, p in self.trained.items() if name not in exempt]},
-            {"params": [p for name, p in self.trained.items() if name in exempt], "weight_decay": 0.0},
+        self.groups = [
+            _Group([p for name, p in self.trained.items() if name not in exempt], schedule.weight_decay),
+            _Group([p for name, p in self.trained.items() if name in exempt], 0.0),
         ]
-        groups = [group for group in groups if group["params"]]
-        fused = lr.device.type in ("cpu", "cuda")
-        self.torch: torch.optim.Optimizer
-        if schedule.optimizer == "adamw":
-            betas = schedule.momentum, _SECOND_BETA
-            self.torch = torch.optim.AdamW(
-                groups,
-                lr=lr,
-                betas=betas,
-                weight_decay=schedule.weight_decay,
-                fused=fused,
-                capturable=lr.device.type == "cuda",
-            )
-            # The same optimiser runs with and without a graph; torch would warn about the latter.
-            setattr(self.torch, "_warned_capturable_if_run_uncaptured", True)  # noqa: B010  # torch does not declare it
-        else:
-            self.torch = torch.optim.SGD(
-                groups, lr=lr, momentum=schedule.momentum, weight_decay=schedule.weight_decay, fused=fused
-            )
-        for parameter in self.trained.values():
-            self.torch.state[parameter].update(_initial_state(parameter, schedule.optimizer, fused=fused))
+        self.fused = lr.device.type in ("cpu", "cuda")
+        self.kept: dict[torch.Tensor, dict[str, torch.Tensor]] = {
+            p: _initial_state(p, schedule.optimizer, fused=self.fused) for p in self.trained.values()
+        }
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        self.torch.zero_grad(set_to_none=True)
+        for parameter in self.trained.values():
+            parameter.grad = None
 
+    @torch.no_grad()
     def step(self) -> None:
         """Clip the gradients, if that is on, and update the parameters. In distributed training they are means."""
         if self.clip:
             torch.nn.utils.clip_grad_norm_(self.trained.values(), self.clip)
-        self.torch.step()
+        for group in self.groups:
+            pairs = [(p, p.grad) for p in group.parameters if p.grad is not None]
+            if pairs:
+                parameters, gradients = map(list, zip(*pairs, strict=True))
+                self.update(parameters, gradients, group.weight_decay)
+
+    def _sgd(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], weight_decay: float) -> None:
+        buffers: list[torch.Tensor | None] = [*self._kept(parameters, "momentum_buffer")] if self.momentum else []
+        sgd(
+            parameters,
+            gradients,
+            buffers,
+            fused=self.fused,
+            weight_decay=weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,  # type: ignore[arg-type]  # which may be a tensor
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+    def _adamw(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], weight_decay: float) -> None:
+        adamw(
+            parameters,
+            gradients,
+            self._kept(parameters, "exp_avg"),
+            self._kept(parameters, "exp_avg_sq"),
+            [],
+            self._kept(parameters, "step"),
+            fused=self.fused,
+            capturable=self.lr.device.type == "cuda",
+            amsgrad=False,
+            beta1=self.momentum,
+            beta2=_SECOND_BETA,
+            lr=self.lr,
+            weight_decay=weight_decay,
+            eps=_EPSILON,
+            maximize=False,
+        )
+
+    def _kept(self, parameters: list[torch.Tensor], name: str) -> list[torch.Tensor]:
+        return [self.kept[parameter][name] for parameter in parameters]
 
     def state(self) -> dict[str, torch.Tensor]:
         """All tensors that change, by kind and name of the parameter: `momentum.fc.weight`."""
         return {
-            f"{kind}.{name}": self.torch.state[parameter][key]
+            f"{kind}.{name}": self.kept[parameter][key]
             for key, kind in _STATE.items()
             for name, parameter in self.trained.items()
-            if key in self.torch.state[parameter]
+            if key in self.kept[parameter]
         }
 
 
-def _initial_state(parameter: nn.Parameter, kind: str, *, fused: bool) -> dict[str, torch.Tensor]:
+def _initial_state(parameter: torch.Tensor, kind: str, *, fused: bool) -> dict[str, torch.Tensor]:
     """What torch's optimisers would make in their first step."""
     if kind == "sgd":
         return {"momentum_buffer": torch.zeros_like(parameter)}
