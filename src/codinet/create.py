@@ -69,7 +69,7 @@ def create_model(
     spec = require_arch(name)
     if spec.library == PYTHON:
         allow_code(name)  # the caller names it
-    if pretrained is not None and not (spec.library == OWN and isinstance(pretrained, str)):
+    if spec.library != OWN and pretrained is not None:
         require_flag("pretrained", pretrained)
     require_number("drop_path", drop_path, 0, 1, below=True)
     requested: dict[str, Any] = {"arch": name, "routed": routed, "router": router, "stride_on": stride_on}
@@ -78,7 +78,8 @@ def create_model(
     requested |= {field: value for field, value in optional.items() if value is not None}
     if spec.library == OWN and isinstance(pretrained, str):
         return _load_pretrained(pretrained, requested)
-    if spec.library == OWN and (pretrained or blocks is not None or drop_path):
+    unset = pretrained is None or pretrained is False
+    if spec.library == OWN and (not unset or blocks is not None or drop_path):
         raise UserError(
             f"{name} is one of codinet's own networks: pretrained must be a name of the zoo, and blocks and drop_path "
             "must be left out."
