@@ -286,3 +286,9 @@ def test_the_description_is_sealed_too(tmp_path: Path) -> None:
     file.write_bytes(content.replace(note, changed))
     with pytest.raises(DamagedError, match="do not match its checksum"):
         load_tensors(file)
+
+
+@pytest.mark.parametrize("path", [".", "/", ""])
+def test_a_path_without_a_name_is_not_written(path: str) -> None:
+    with pytest.raises(UserError, match="it is a folder; name a file in it"):
+        write(Path(path), b"content")

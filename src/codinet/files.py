@@ -84,6 +84,8 @@ def sha256(content: bytes) -> str:
 
 def write(path: Path, content: bytes) -> None:
     """Writes a file atomically. An existing file survives any failure."""
+    if not path.name:
+        raise UserError(f"Could not write {path}: it is a folder; name a file in it.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
