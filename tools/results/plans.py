@@ -74,7 +74,7 @@ def _frontier(source: str) -> list[PlannedRun]:
     base = _LONG.apply(best(source))
     grids = [Grid((arch,), ("codinet", "vanilla"), budget=(budget,)) for arch, budget in _POINTS[source]]
     students = [run for grid in grids for run in plan(base, grid, gpu=True)]
-    static = replace(base, schedule=replace(base.schedule, epochs=165))  # as many as the others in all
+    static = Overrides(epochs=165).apply(base)  # as many as the others in all
     students += plan(static, Grid(_STATIC[source], ("static",)), gpu=True)
     (teacher,) = plan(static, Grid((_TEACHER,), ("static",)), gpu=True)
     return [teacher, *(replace(run, depends_on=teacher.name, links=("teacher",)) for run in students)]
