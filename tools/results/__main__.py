@@ -27,8 +27,8 @@ class Args:
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     """add: run folders, or folders of them, such as a sweep's. train: one plan of tools/results/plans.py."""
     table: tuple[str, ...] = ("results",)
-    """add: tables to list the runs in: results, ablation, trade-off, margin, routers, relaxations, photographs,
-    methods and routing (these two require codinet analyze)."""
+    """add: tables to list the runs in: results, ablation, trade-off, margin, routers, relaxations, starts,
+    photographs, methods and routing (these two require codinet analyze)."""
     replace: bool = False
     """add: replace an earlier result of the same run."""
     results: Path = Path("results")

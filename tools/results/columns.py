@@ -223,8 +223,9 @@ _COMPARED = (
     Column("published", _published, is_text=True),
     _REMARKS,
 )
-_PHOTOGRAPHS = (*_RUN, _COST, _GMACCS, _PATHS, *_END)
+_UNPUBLISHED = (*_RUN, _COST, _GMACCS, _PATHS, *_END)
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
-    return {ROUTING: _ROUTING, COMPARED: _COMPARED, "photographs": _PHOTOGRAPHS}.get(table, _USUAL)
+    others = {ROUTING: _ROUTING, COMPARED: _COMPARED, **dict.fromkeys(("photographs", "starts"), _UNPUBLISHED)}
+    return others.get(table, _USUAL)

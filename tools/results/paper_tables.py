@@ -60,10 +60,12 @@ def backbone_name(record: Mapping[str, Any]) -> str:
 
 def sort_key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Sorts rows as in the paper: by network, method and settings, then from the highest cost to the lowest."""
-    network, losses = record["config"]["network"], record["config"]["losses"]
+    network, losses, extra = (record["config"][part] for part in ("network", "losses", "extra"))
     place = list(ARCHITECTURES).index(record["arch"]) if record["arch"] in ARCHITECTURES else len(ARCHITECTURES)
     settings = (network["router"] != "fc", network["router"], network["relaxation"], losses["m_d"])
-    return (place, list(METHODS).index(record["method"]), *settings, -(record["budget"] or 0), record["gamma"] or 0)
+    links = (bool(extra["start"]), bool(extra["teacher"]))
+    cost = (-(record["budget"] or 0), record["gamma"] or 0)
+    return (place, list(METHODS).index(record["method"]), *settings, *links, *cost)
 
 
 def _uses_paper_routing(record: Mapping[str, Any]) -> bool:
@@ -166,6 +168,14 @@ TABLES: dict[str, Table] = {
         "where the costs match.",
         ("network", "relaxation"),
         _by_cost,
+        (),
+    ),
+    "starts": Table(
+        "Does a static start help?",
+        "The same short recipe with and without trained weights to start from, and with and without a teacher. Both "
+        "are the static network of each seed, trained with the same recipe.",
+        None,
+        lambda record: None,
         (),
     ),
     COMPARED: Table(

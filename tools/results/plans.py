@@ -82,7 +82,7 @@ def _frontier(source: str) -> list[PlannedRun]:
 
 PLANS = {
     "methods": Plan("methods", _methods),
-    "starts": Plan("results", _starts),
+    "starts": Plan("starts", _starts),
     "paper": Plan("results", _paper),
     "frontier": Plan("results", partial(_frontier, "cifar10")),
     "frontier-cifar100": Plan("results", partial(_frontier, "cifar100")),
@@ -103,6 +103,13 @@ def without_result(planned: Iterable[PlannedRun], records: Sequence[Record], tab
     missing = {run.name for run in runs if _training(run.training_config()) not in known}
     missing |= {run.depends_on for run in runs if run.name in missing and run.depends_on}
     return [run for run in runs if run.name in missing]
+
+
+def listed_elsewhere(planned: Iterable[PlannedRun], records: Iterable[Record], table: str) -> list[Record]:
+    """The records of planned runs that only other tables list, except for runs that use another run's weights."""
+    wanted = [_training(run.training_config()) for run in planned if not run.links]
+    others = (record for record in records if table not in record["tables"])
+    return [record for record in others if _training(from_dict(record["config"])) in wanted]
 
 
 def _training(config: RunConfig) -> dict[str, Any]:

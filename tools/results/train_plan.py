@@ -15,8 +15,8 @@ from codinet.sweep.plan import PlannedRun, method_of
 from codinet.sweep.sweep_folder import PLAN, is_finished
 from codinet.sweep.sweep_progress import Progress
 from codinet.sweep.workers import end_with_sweep, train_arguments
-from tools.results.paper_tables import analysed_table
-from tools.results.plans import plan_named, without_result
+from tools.results.paper_tables import analysed_table, label_of
+from tools.results.plans import listed_elsewhere, plan_named, without_result
 from tools.results.record import make_record, read_records, save_records
 
 PROGRAM = "from tools.results.train_plan import worker_main; worker_main()"  # of a worker process
@@ -64,12 +64,20 @@ def train_plan(
 
 
 def _planned(name: str, out: Path, results: Path) -> list[PlannedRun]:
-    """The runs without a result; in a folder that has a plan already, the runs of that plan."""
-    plan = plan_named(name)
-    if not (out / PLAN).exists():
-        return without_result(plan.make(), read_records(results) if results.exists() else [], plan.table)
-    known = {run["name"] for run in files.read_json(out / PLAN)["runs"]}
-    return [run for run in plan.make() if run.name in known]
+    """The runs without a result; in a folder that has a plan already, the runs of that plan.
+
+    Results that other tables list are added to the plan's table.
+    """
+    table, runs = plan_named(name).table, plan_named(name).make()
+    if (out / PLAN).exists():
+        known = {run["name"] for run in files.read_json(out / PLAN)["runs"]}
+        return [run for run in runs if run.name in known]
+    if not results.exists():
+        return runs
+    for record in listed_elsewhere(runs, read_records(results), table):
+        if "analysis" in record or analysed_table([table], record["method"]) is None:
+            save_records([{**record, "tables": {table: label_of(table, record)}}], results)
+    return without_result(runs, read_records(results), table)
 
 
 def _save_result(table: str, results: Path, folder: Path, data_root: Path) -> None:

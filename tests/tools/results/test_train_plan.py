@@ -77,6 +77,11 @@ def test_what_a_plan_lacks_is_trained_analysed_and_saved(
     assert [each.stat().st_mtime_ns for each in trained] == before
     assert main(["train", "tiny", "--folder", str(tmp_path / "other"), "--results", str(results)]) == 0
     assert not (tmp_path / "other").exists()
+
+    monkeypatch.setitem(plans.PLANS, "again", Plan("starts", tiny))  # another table of the same runs
+    assert main(["train", "again", "--folder", str(tmp_path / "other"), "--results", str(results)]) == 0
+    assert not (tmp_path / "other").exists()
+    assert [set(record["tables"]) for record in read_records(results)] == [{"methods", "starts"}] * 2
     capsys.readouterr()
     assert main(["train", "methode"]) == 2
     assert "Unknown plan 'methode'" in capsys.readouterr().err
