@@ -40,9 +40,10 @@ def _methods() -> list[PlannedRun]:
 
 
 def _starts() -> list[PlannedRun]:
-    """Whether a static start helps or hurts, with and without a teacher."""
+    """Whether a static start helps or hurts, with and without a teacher; one seed after the other."""
     grid = Grid(("resnet32",), ("vanilla", "codinet"), budget=(0.4,), start=("none", "static"), seed=SEEDS)
-    return plan(_SHORT.apply(best("cifar10")), replace(grid, teacher=("none", "static")), gpu=True)
+    runs = plan(_SHORT.apply(best("cifar10")), replace(grid, teacher=("none", "static")), gpu=True)
+    return sorted(runs, key=lambda run: run.config.seed)
 
 
 def _paper() -> list[PlannedRun]:
