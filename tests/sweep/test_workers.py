@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,13 +198,20 @@ def test_failure_reasons(code: int, output: str, why: str) -> None:
     assert failure_reason(code, output) == why
 
 
-def test_workers_share_the_cores(planned: list[PlannedRun], fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_the_cores_and_the_gpu(
+    planned: list[PlannedRun], fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    variables = "OMP_NUM_THREADS", "CUDA_MPS_CLIENT_PRIORITY"
+    for variable in variables:
+        monkeypatch.delenv(variable, raising=False)
     out, _ = fakes()
-    print_threads = [sys.executable, "-S", "-c", "import os; print(os.environ.get('OMP_NUM_THREADS'))"]
-    run(out, planned[:1], workers=3, command=lambda _run, _device: print_threads)
-    assert log_file(out, planned[0]).read_text().splitlines()[1] == "2"
+    shown = [sys.executable, "-S", "-c", f"import os; print(*map(os.environ.get, {variables}))"]
+    awaited, other, waiting = planned[:3]
+    runs = [awaited, other, replace(waiting, depends_on=awaited.name)]
+    run(out, runs, workers=3, command=lambda _run, _device: shown)
+    assert log_file(out, awaited).read_text().splitlines()[1] == "2 None"
+    assert log_file(out, other).read_text().splitlines()[1] == "2 1"
 
 
 def read_back(arguments: list[str]) -> tuple[RunConfig, Args]:

@@ -56,29 +56,42 @@ def _paper() -> list[PlannedRun]:
     return runs
 
 
-_LONG = Overrides(epochs=150, finetune=15, watch="train", cutout=8)
+_LONG = Overrides(watch="train", cutout=8)
 _TEACHER = "resnet32x4"
-# Networks and budgets near 0.10, 0.05, 0.28, 0.14 and 0.19 G, the most important first, and static networks of such
-# costs.
+_EPOCHS, _ROUTED = 150, (60, 6)  # of a static network, and of routing that starts from it
+# Networks and budgets, the most important first: near 0.10 and 0.28 G, then 0.05, 0.10, 0.14 and 0.19 G. Then static
+# networks of such costs, which are trained as long as both together.
 _POINTS = {
-    "cifar10": (("resnet56", 0.385), ("resnet32", 0.36), ("resnet110", 0.55), ("resnet74", 0.41), ("resnet110", 0.375)),
+    "cifar10": (
+        *(("resnet32", 0.70), ("resnet110", 0.55), ("resnet32", 0.36)),
+        *(("resnet56", 0.39), ("resnet56", 0.55), ("resnet56", 0.75)),
+    ),
     "cifar100": (("resnet32", 0.64), ("resnet110", 0.47)),
 }
 _STATIC = {
-    "cifar10": ("resnet14", "resnet20", "resnet26", "resnet44", "resnet62"),
+    "cifar10": ("resnet26", "resnet62", "resnet14", "resnet20", "resnet44"),
     "cifar100": ("resnet20", "resnet56"),
 }
 
 
 def _frontier(source: str) -> list[PlannedRun]:
-    """The most accurate networks of each cost: from scratch, long, with a wide teacher."""
-    base = _LONG.apply(best(source))
-    grids = [Grid((arch,), ("codinet", "vanilla"), budget=(budget,)) for arch, budget in _POINTS[source]]
-    students = [run for grid in grids for run in plan(base, grid, gpu=True)]
-    static = Overrides(epochs=165).apply(base)  # as many as the others in all
-    students += plan(static, Grid(_STATIC[source], ("static",)), gpu=True)
-    (teacher,) = plan(static, Grid((_TEACHER,), ("static",)), gpu=True)
-    return [teacher, *(replace(run, depends_on=teacher.name, links=("teacher",)) for run in students)]
+    """A wide teacher, static networks that learn from it, and routed networks that start and learn from those."""
+    base = best(source)
+
+    def static(epochs: int, *archs: str) -> list[PlannedRun]:
+        return plan(replace(_LONG, epochs=epochs).apply(base), Grid(archs, ("static",)), gpu=True)
+
+    (teacher,) = static(100, _TEACHER)
+    taught = {run.config.network.arch: run for run in static(_EPOCHS, *(arch for arch, _ in _POINTS[source]))}
+    epochs, finetune = _ROUTED
+    routed: list[PlannedRun] = []
+    for arch, budget in _POINTS[source]:
+        short = replace(_LONG, epochs=epochs, finetune=finetune).apply(base)
+        runs = plan(short, Grid((arch,), ("codinet", "vanilla"), budget=(budget,)), gpu=True)
+        routed += [replace(run, depends_on=taught[arch].name, links=("start", "teacher")) for run in runs]
+    equal = static(_EPOCHS + sum(_ROUTED), *_STATIC[source])
+    learning = [replace(run, depends_on=teacher.name, links=("teacher",)) for run in (*taught.values(), *equal)]
+    return [teacher, *learning[: len(taught)], *routed, *learning[len(taught) :]]
 
 
 PLANS = {
@@ -98,11 +111,13 @@ def plan_named(name: str) -> Plan:
 
 
 def without_result(planned: Iterable[PlannedRun], records: Sequence[Record], table: str) -> list[PlannedRun]:
-    """The runs that no record of a table has. Runs that they depend on are included."""
+    """The runs that no record of a table has, and the runs that they depend on."""
     known = [_training(from_dict(record["config"])) for record in records if table in record["tables"]]
     runs = list(planned)
     missing = {run.name for run in runs if _training(run.training_config()) not in known}
-    missing |= {run.depends_on for run in runs if run.name in missing and run.depends_on}
+    for run in reversed(runs):  # a run is after the one that it depends on
+        if run.name in missing and run.depends_on:
+            missing.add(run.depends_on)
     return [run for run in runs if run.name in missing]
 
 

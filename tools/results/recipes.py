@@ -149,10 +149,13 @@ def find_baseline(row: Sequence[Mapping[str, Any]], records: Iterable[Mapping[st
 def _static_runs(
     records: Iterable[Mapping[str, Any]], data: tuple[str, str, int | None]
 ) -> list[list[Mapping[str, Any]]]:
-    """The static runs on a data set, grouped so that each group differs only in the seed."""
+    """The static runs on a data set, grouped so that each group differs only in the seed.
+
+    Pruned networks are left out, because they were larger in the first part of their training.
+    """
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for record in sorted(records, key=lambda record: (record["seed"], record["name"])):
-        if record["method"] == "static" and data_of(record) == data:
+        if record["method"] == "static" and not record["config"]["network"]["widths"] and data_of(record) == data:
             key = (record["arch"], *deviations(record), epochs_of(record))
             groups.setdefault(key, []).append(record)
     return list(groups.values())

@@ -186,6 +186,7 @@ class _Pool:
         self.failures: dict[str, str] = {}
         self.waiting = [run for run in planned if not is_finished(out, run)]
         self.unfinished = {run.name for run in self.waiting}  # including those in training and those that failed
+        self.awaited = {run.depends_on for run in self.waiting} - {None}
         finished = {run.name for run in planned} - self.unfinished
         progress.start(planned, finished, {run.name: epochs_done(out / run.name) for run in self.waiting})
 
@@ -232,7 +233,7 @@ class _Pool:
                     stdin=subprocess.PIPE,
                     stdout=file,
                     stderr=file,
-                    env=self._environment(),
+                    env=self._environment(run),
                     start_new_session=True,  # so that Ctrl-C reaches only the sweep
                 )
         except OSError as error:
@@ -240,11 +241,18 @@ class _Pool:
             return
         self.slots[slot] = _Worker(run, process, log, log_start)
 
-    def _environment(self) -> dict[str, str]:
-        """Divide the cores between the workers, unless OMP_NUM_THREADS is set."""
+    def _environment(self, run: PlannedRun) -> dict[str, str]:
+        """Divide the cores between the workers, and let runs that others wait for go first on a GPU shared by CUDA MPS.
+
+        Variables that are set already are kept.
+        """
+        if len(self.slots) == 1:
+            return dict(os.environ)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = {"OMP_NUM_THREADS": str(max(1, cores // len(self.slots)))} if len(self.slots) > 1 else {}
-        return {**threads, **os.environ}
+        shared = {"OMP_NUM_THREADS": str(max(1, cores // len(self.slots)))}
+        if self.awaited and run.name not in self.awaited:
+            shared["CUDA_MPS_CLIENT_PRIORITY"] = "1"  # below normal
+        return {**shared, **os.environ}
 
     def _is_stalled(self, worker: _Worker) -> bool:
         """Whether the worker has been silent for too long. Reports a shorter silence once."""

@@ -106,11 +106,13 @@ def test_static_rows_have_no_baseline(static: Callable[..., Record]) -> None:
     assert find_baseline([one], [one, other]) is None
 
 
-def test_no_baseline_from_routed_runs_or_other_data(
+def test_no_baseline_from_pruned_routed_runs_or_other_data(
     static: Callable[..., Record], routed: Callable[..., Record]
 ) -> None:
     row = routed()
-    others = [routed(seed=1), {**static(), "data": "svhn"}, {**static(), "data_sha256": "e" * 64}]
+    pruned = static()
+    pruned["config"]["network"]["widths"] = [8] * 15
+    others = [pruned, routed(seed=1), {**static(), "data": "svhn"}, {**static(), "data_sha256": "e" * 64}]
     assert find_baseline([row], others) is None
 
 
