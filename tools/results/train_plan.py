@@ -86,7 +86,8 @@ def _save_result(table: str, results: Path, folder: Path, data_root: Path) -> No
         words = ["analyze", str(folder), "--no-tsne", "--data-root", str(data_root)]
         if cli.main(words) != 0:
             raise UserError(f"{folder} could not be analysed.")
-    save_records([make_record(run, [table])], results)
+    # A run that others depend on may have an earlier result. This one's weights are those that they use.
+    save_records([make_record(run, [table])], results, replace=True)
 
 
 def worker_main() -> None:

@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from codinet.files import write_json
 from codinet.presets import quick
 from codinet.sweep.plan import METHODS, Overrides, PlannedRun, plan_rows
 from tools.results import plans
 from tools.results.__main__ import main
-from tools.results.plans import PLANS, Plan, plan_named, without_result
+from tools.results.plans import PLANS, Plan, listed_elsewhere, plan_named, without_result
 from tools.results.record import read_record, read_records
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -24,10 +25,9 @@ def test_results_belong_to_their_plan(name: str) -> None:
     runs = plan.make()
     assert len(set(names(runs))) == len(runs)
     assert names(without_result(runs, [], plan.table)) == names(runs)
-    listed = [record for record in records if plan.table in record["tables"]]
     missing = without_result(runs, records, plan.table)
-    if name == "methods":  # its table has nothing else
-        assert len(missing) == len(runs) - len(listed)
+    if name == "methods":  # no run depends on another, so each either has a result or is missing
+        assert len(missing) == len(runs) - len(listed_elsewhere(runs, records, ""))
     assert without_result(missing, records, plan.table) == missing
 
 
@@ -75,12 +75,14 @@ def test_what_a_plan_lacks_is_trained_analysed_and_saved(
     routed = next(record for record in records if record["method"] == "random")
     assert 0 <= routed["analysis"]["same_path"] <= 1
 
-    (file,) = results.glob("*random*.json")
+    (file,), (static,) = results.glob("*random*.json"), results.glob("*static*.json")
     file.unlink()  # as if the worker had been killed before it
+    record = read_record(static)
+    write_json(static, {**record, "accuracy": record["accuracy"] - 1})  # an earlier training of the same run
     trained = sorted(folder.rglob("model.safetensors"))
     before = [each.stat().st_mtime_ns for each in trained]
     assert main(words) == 0
-    assert read_record(file) == routed
+    assert (read_record(file), read_record(static)) == (routed, record)
     assert [each.stat().st_mtime_ns for each in trained] == before
     assert main(["train", "tiny", "--folder", str(tmp_path / "other"), "--results", str(results)]) == 0
     assert not (tmp_path / "other").exists()
