@@ -186,7 +186,7 @@ class _Pool:
         self.failures: dict[str, str] = {}
         self.waiting = [run for run in planned if not is_finished(out, run)]
         self.unfinished = {run.name for run in self.waiting}  # including those in training and those that failed
-        self.awaited = {run.depends_on for run in self.waiting} - {None}
+        self.awaited = {run.depends_on for run in self.waiting} & self.unfinished
         finished = {run.name for run in planned} - self.unfinished
         progress.start(planned, finished, {run.name: epochs_done(out / run.name) for run in self.waiting})
 
