@@ -120,7 +120,7 @@ class StopAfter(Reporter):
             raise Stopped
 
 
-@pytest.mark.parametrize(("name", "stops"), [("blockdrop", [6, 10]), ("fixed", [9])])
+@pytest.mark.parametrize(("name", "stops"), [("blockdrop", [6, 10]), ("fixed", [9]), ("skipnet", [10])])
 def test_a_stopped_run_goes_on_to_the_same_end(
     name: str,
     stops: list[int],
@@ -130,7 +130,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     assert_same_run: SameRun,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Stops within the curriculum, right after the choice of a path, and in the joint stage; four steps per epoch."""
+    """Stops in the curriculum, after the choice of a path, in the joint and hybrid stages; four steps per epoch."""
     monkeypatch.setattr(loop, "SAVE_SECONDS", -1)  # a checkpoint after every step
     config = RunConfig(
         str(digits_npz),
