@@ -77,21 +77,26 @@ _STATIC = {
 def _frontier(source: str) -> list[PlannedRun]:
     """A wide teacher, static networks that learn from it, and routed networks that start and learn from those."""
     base = best(source)
+    epochs, finetune = _ROUTED
+    short = replace(_LONG, epochs=epochs, finetune=finetune).apply(base)
 
     def static(epochs: int, *archs: str) -> list[PlannedRun]:
         return plan(replace(_LONG, epochs=epochs).apply(base), Grid(archs, ("static",)), gpu=True)
 
     (teacher,) = static(100, _TEACHER)
-    taught = {run.config.network.arch: run for run in static(_EPOCHS, *(arch for arch, _ in _POINTS[source]))}
-    epochs, finetune = _ROUTED
+    starts = _linked_to(teacher, static(_EPOCHS, *(arch for arch, _ in _POINTS[source])), "teacher")
+    by_arch = {run.config.network.arch: run for run in starts}
     routed: list[PlannedRun] = []
     for arch, budget in _POINTS[source]:
-        short = replace(_LONG, epochs=epochs, finetune=finetune).apply(base)
         runs = plan(short, Grid((arch,), ("codinet", "vanilla"), budget=(budget,)), gpu=True)
-        routed += [replace(run, depends_on=taught[arch].name, links=("start", "teacher")) for run in runs]
-    equal = static(_EPOCHS + sum(_ROUTED), *_STATIC[source])
-    learning = [replace(run, depends_on=teacher.name, links=("teacher",)) for run in (*taught.values(), *equal)]
-    return [teacher, *learning[: len(taught)], *routed, *learning[len(taught) :]]
+        routed += _linked_to(by_arch[arch], runs, "start", "teacher")
+    equal = _linked_to(teacher, static(_EPOCHS + sum(_ROUTED), *_STATIC[source]), "teacher")
+    return [teacher, *starts, *routed, *equal]
+
+
+def _linked_to(used: PlannedRun, runs: Iterable[PlannedRun], *links: str) -> list[PlannedRun]:
+    """The runs, which use another one as their start, their teacher or both."""
+    return [replace(run, depends_on=used.name, links=links) for run in runs]
 
 
 PLANS = {

@@ -68,15 +68,19 @@ def _planned(name: str, out: Path, results: Path) -> list[PlannedRun]:
 
     Results that other tables list are added to the plan's table.
     """
-    table, runs = plan_named(name).table, plan_named(name).make()
+    plan = plan_named(name)
+    table, runs = plan.table, plan.make()
     if (out / PLAN).exists():
         known = {run["name"] for run in files.read_json(out / PLAN)["runs"]}
         return [run for run in runs if run.name in known]
     if not results.exists():
         return runs
-    for record in listed_elsewhere(runs, read_records(results), table):
-        if "analysis" in record or analysed_table([table], record["method"]) is None:
-            save_records([{**record, "tables": {table: label_of(table, record)}}], results)
+    usable = [
+        {**record, "tables": {table: label_of(table, record)}}
+        for record in listed_elsewhere(runs, read_records(results), table)
+        if "analysis" in record or analysed_table([table], record["method"]) is None
+    ]
+    save_records(usable, results)
     return without_result(runs, read_records(results), table)
 
 
