@@ -131,13 +131,14 @@ def test_six_more_layers_are_one_more_block_per_group(name: str, macs: int) -> N
         assert block_costs(create_model(name, routed=False), (3, 32, 32)).static_macs == macs
 
 
-def test_four_times_the_width_is_sixteen_times_the_cost_behind_the_first_convolution() -> None:
+@pytest.mark.parametrize("widening", [2, 4])
+def test_the_cost_of_blocks_grows_with_the_square_of_the_width(widening: int) -> None:
     with torch.device("meta"):
         narrow, wide = (
-            block_costs(create_model(name, routed=False), (3, 32, 32)) for name in ("resnet32", "resnet32x4")
+            block_costs(create_model(name, routed=False), (3, 32, 32)) for name in ("resnet32", f"resnet32x{widening}")
         )
-    assert wide.run_N == tuple(16 * macs for macs in narrow.run_N)
-    assert wide.fixed == 4 * narrow.fixed  # the first convolution and the classifier
+    assert wide.run_N == tuple(widening**2 * macs for macs in narrow.run_N)
+    assert wide.fixed == widening * narrow.fixed  # the first convolution and the classifier
 
 
 def test_small_nets_have_no_projection_parameters() -> None:

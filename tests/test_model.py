@@ -298,7 +298,7 @@ def test_odd_sizes_and_one_channel_work_for_imagenet_nets() -> None:
 
 
 def test_list_models_lists_what_create_model_accepts() -> None:
-    assert list_models() == [f"resnet{name}" for name in (14, 20, 26, 32, 44, 56, 62, 74, 110, "32x4", 50, 101)]
+    assert list_models() == [f"resnet{name}" for name in (14, 20, 26, 32, 44, 56, 62, 74, 110, "32x2", "32x4", 50, 101)]
 
 
 @pytest.mark.parametrize(

@@ -59,14 +59,14 @@ def _paper() -> list[PlannedRun]:
 _LONG = Overrides(watch="train", cutout=8)
 _TEACHER = "resnet32x4"
 _EPOCHS, _ROUTED = 150, (60, 6)  # of a static network, and of routing that starts from it
-# Networks and budgets, the most important first: near 0.10 and 0.28 G, then 0.05, 0.10, 0.14 and 0.19 G. Then static
-# networks of such costs, which are trained as long as both together.
+# Networks and budgets, the most important first. Then static networks of such costs, which are trained as long as both
+# together.
 _POINTS = {
     "cifar10": (
         *(("resnet32", 0.70), ("resnet110", 0.55), ("resnet32", 0.36)),
         *(("resnet56", 0.39), ("resnet56", 0.55), ("resnet56", 0.75)),
     ),
-    "cifar100": (("resnet32", 0.64), ("resnet110", 0.47)),
+    "cifar100": (("resnet32", 0.64), ("resnet32x2", 0.43), ("resnet110", 0.47)),
 }
 _STATIC = {
     "cifar10": ("resnet26", "resnet62", "resnet14", "resnet20", "resnet44"),
@@ -83,15 +83,17 @@ def _frontier(source: str) -> list[PlannedRun]:
     def static(epochs: int, *archs: str) -> list[PlannedRun]:
         return plan(replace(_LONG, epochs=epochs).apply(base), Grid(archs, ("static",)), gpu=True)
 
-    (teacher,) = static(100, _TEACHER)
-    starts = _linked_to(teacher, static(_EPOCHS, *(arch for arch, _ in _POINTS[source])), "teacher")
-    by_arch = {run.config.network.arch: run for run in starts}
-    routed: list[PlannedRun] = []
+    (teacher,) = static(80, _TEACHER)
+    runs = [teacher]
+    starts: dict[str, PlannedRun] = {}
     for arch, budget in _POINTS[source]:
-        runs = plan(short, Grid((arch,), ("codinet", "vanilla"), budget=(budget,)), gpu=True)
-        routed += _linked_to(by_arch[arch], runs, "start", "teacher")
+        if arch not in starts:
+            (starts[arch],) = _linked_to(teacher, static(_EPOCHS, arch), "teacher")
+            runs.append(starts[arch])
+        routed = plan(short, Grid((arch,), ("codinet", "vanilla"), budget=(budget,)), gpu=True)
+        runs += _linked_to(starts[arch], routed, "start", "teacher")
     equal = _linked_to(teacher, static(_EPOCHS + sum(_ROUTED), *_STATIC[source]), "teacher")
-    return [teacher, *starts, *routed, *equal]
+    return [*runs, *equal]
 
 
 def _linked_to(used: PlannedRun, runs: Iterable[PlannedRun], *links: str) -> list[PlannedRun]:
