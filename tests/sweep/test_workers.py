@@ -17,7 +17,7 @@ from codinet.resolving import resolve
 from codinet.sweep import Grid, PlannedRun, from_static, plan, run, workers
 from codinet.sweep.papers import plan_paper
 from codinet.sweep.sweep_folder import log_file
-from codinet.sweep.sweep_progress import Progress
+from codinet.sweep.sweep_progress import Progress, ProgressBar
 from codinet.sweep.workers import Command, failure_reason, train_arguments
 
 Fakes = Callable[..., tuple[Path, Command]]
@@ -57,6 +57,37 @@ def test_failed_workers_do_not_affect_others_and_are_retried(planned: list[Plann
     outcome = run(out, planned, workers=2, command=working)
     assert len(outcome.results) == 4
     assert [log_file(out, plan).read_text().count("$ ") for plan in planned] == [2, 2, 2, 1]
+
+
+KILLED_TWICE = """
+import os, shutil
+folder, file = {folder!r}, {folder!r} + "/metrics.jsonl"
+os.makedirs(folder, exist_ok=True)
+if not os.path.exists(file) or open(file).read().count("\\n") < 2:
+    open(file, "a").write("{{}}\\n")  # another epoch
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_run_that_is_killed_continues_while_it_makes_progress(
+    planned: list[PlannedRun], fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, copying = fakes()
+    finishes, fails, *_ = planned
+
+    def command(run: PlannedRun, device: str | None) -> list[str]:
+        words, folder = copying(run, device), str(out / run.name)
+        if run.name == finishes.name:
+            words[3] = KILLED_TWICE.format(folder=folder) + "shutil.rmtree(folder)\n" + words[3]
+        elif run.name == fails.name:
+            words[3] = KILLED_TWICE.format(folder=folder) + "raise SystemExit(1)"
+        return words
+
+    with ProgressBar() as progress:
+        outcome = run(out, planned, workers=2, command=command, progress=progress)
+    assert outcome.failures == {fails.name: "exit code 1"}
+    assert [log_file(out, each).read_text().count("$ ") for each in planned] == [3, 3, 1, 1]
+    assert capsys.readouterr().err.count("continues after a failure: its process was ended by SIGKILL") == 4
 
 
 def test_runs_wait_for_their_dependency_while_others_continue(chained: list[PlannedRun], fakes: Fakes) -> None:

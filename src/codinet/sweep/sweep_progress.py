@@ -61,6 +61,9 @@ class Progress:
         self.total -= _work(run) - self.done[run.name]
         self.ended += 1
 
+    def interrupted(self, run: PlannedRun, why: str) -> None:
+        """The process of a run has failed after an epoch or more; the run continues."""
+
     def silent(self, run: PlannedRun, minutes: float) -> None:
         """A run has written nothing for this many minutes."""
 
@@ -119,6 +122,9 @@ class ProgressBar(Progress):
     def failed(self, run: PlannedRun, why: str) -> None:
         super().failed(run, why)
         self._print(f"{run.name}: failed: {why}")
+
+    def interrupted(self, run: PlannedRun, why: str) -> None:
+        self.console.print(f"{run.name}: continues after a failure: {why}")
 
     def silent(self, run: PlannedRun, minutes: float) -> None:
         self.console.print(f"{run.name}: no output for {minutes:g} minutes; see its .log and --stall-minutes")

@@ -164,6 +164,7 @@ class _Worker:
     process: subprocess.Popen[bytes]
     log: Path
     log_start: int  # where the output of this attempt starts
+    epochs: int  # done before this attempt
     written: int = 0  # bytes of log and metrics
     grew_at: float = field(default_factory=time.monotonic)
     reported: bool = False  # whether its silence was reported
@@ -239,7 +240,7 @@ class _Pool:
         except OSError as error:
             self._fail(run, f"could not be started: {error.strerror or error}")
             return
-        self.slots[slot] = _Worker(run, process, log, log_start)
+        self.slots[slot] = _Worker(run, process, log, log_start, epochs_done(self.out / run.name))
 
     def _environment(self, run: PlannedRun) -> dict[str, str]:
         """Divide the cores between the workers, and let runs that others wait for go first on a GPU shared by CUDA MPS.
@@ -273,7 +274,12 @@ class _Pool:
             self.unfinished.remove(worker.run.name)
             self.progress.finished(worker.run)
             return
-        self._fail(worker.run, failure_reason(worker.process.returncode, _log_tail(worker)))
+        why = failure_reason(worker.process.returncode, _log_tail(worker))
+        if worker.process.returncode != 2 and epochs_done(self.out / worker.run.name) > worker.epochs:
+            self.waiting.insert(0, worker.run)  # it resumes; a failure that repeats at the same place makes no progress
+            self.progress.interrupted(worker.run, why)
+        else:
+            self._fail(worker.run, why)
 
     def _fail(self, run: PlannedRun, why: str) -> None:
         self.failures[run.name] = why
