@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from codinet.config import RunConfig, flat, from_dict, to_dict
 from codinet.errors import unknown
@@ -56,49 +56,60 @@ def _paper() -> list[PlannedRun]:
     return runs
 
 
-_LONG = Overrides(watch="train", cutout=8)
-_TEACHER = "resnet32x4"
-_EPOCHS, _ROUTED = 150, (60, 6)  # of a static network, and of routing that starts from it
-# Networks and budgets, the most important first. Then static networks of such costs, which are trained as long as both
-# together.
+class _Point(NamedTuple):
+    """A routed network on the frontier."""
+
+    arch: str
+    budget: float
+    started: bool  # from a static network that is also the teacher; otherwise from scratch, with a larger teacher
+    equal: str | None = None  # a static network of about the same cost
+
+
+# The most important first. Networks from scratch learn from the static network that the first point starts from.
 _POINTS = {
     "cifar10": (
-        *(("resnet32", 0.70), ("resnet110", 0.55), ("resnet32", 0.36)),
-        *(("resnet56", 0.39), ("resnet56", 0.55), ("resnet56", 0.75)),
+        _Point("resnet110", 0.55, started=True, equal="resnet62"),
+        _Point("resnet56", 0.39, started=False, equal="resnet26"),
+        _Point("resnet56", 0.55, started=False),  # as the static ResNet-32 below
+        _Point("resnet56", 0.75, started=False, equal="resnet44"),
+        _Point("resnet32", 0.70, started=True),
+        _Point("resnet32", 0.36, started=True),
     ),
-    "cifar100": (("resnet32", 0.64), ("resnet32x2", 0.43), ("resnet110", 0.47)),
-}
-_STATIC = {
-    "cifar10": ("resnet26", "resnet62", "resnet14", "resnet20", "resnet44"),
-    "cifar100": ("resnet20", "resnet56"),
+    "cifar100": (
+        _Point("resnet32x2", 0.43, started=True, equal="resnet56"),
+        _Point("resnet32", 0.64, started=False, equal="resnet20"),
+    ),
 }
 
 
 def _frontier(source: str) -> list[PlannedRun]:
-    """A wide teacher, static networks that learn from it, and routed networks that start and learn from those."""
-    base = best(source)
-    epochs, finetune = _ROUTED
-    short = replace(_LONG, epochs=epochs, finetune=finetune).apply(base)
+    """Routed networks near the best cost for their accuracy, and static ones with as many epochs and equal teachers."""
+    base, long = best(source), Overrides(watch="train", cutout=8)
 
-    def static(epochs: int, *archs: str) -> list[PlannedRun]:
-        return plan(replace(_LONG, epochs=epochs).apply(base), Grid(archs, ("static",)), gpu=True)
+    def static(epochs: int, arch: str) -> PlannedRun:
+        (run,) = plan(replace(long, epochs=epochs).apply(base), Grid((arch,), ("static",)), gpu=True)
+        return run
 
-    (teacher,) = static(80, _TEACHER)
-    runs = [teacher]
+    runs = [teacher := static(80, "resnet32x4")]
     starts: dict[str, PlannedRun] = {}
-    for arch, budget in _POINTS[source]:
-        if arch not in starts:
-            (starts[arch],) = _linked_to(teacher, static(_EPOCHS, arch), "teacher")
+    for arch, budget, started, equal in _POINTS[source]:
+        if started and arch not in starts:
+            starts[arch] = _linked_to(teacher, static(150, arch), "teacher")
             runs.append(starts[arch])
-        routed = plan(short, Grid((arch,), ("codinet", "vanilla"), budget=(budget,)), gpu=True)
-        runs += _linked_to(starts[arch], routed, "start", "teacher")
-    equal = _linked_to(teacher, static(_EPOCHS + sum(_ROUTED), *_STATIC[source]), "teacher")
-    return [*runs, *equal]
+        large = next(iter(starts.values()))
+        config = replace(long, epochs=60 if started else 200, finetune=6 if started else 16).apply(base)
+        for run in plan(config, Grid((arch,), ("codinet", "vanilla"), budget=(budget,)), gpu=True):
+            runs.append(
+                _linked_to(starts[arch], run, "start", "teacher") if started else _linked_to(large, run, "teacher")
+            )
+        if equal:
+            runs.append(_linked_to(teacher if started else large, static(216, equal), "teacher"))
+    return runs
 
 
-def _linked_to(used: PlannedRun, runs: Iterable[PlannedRun], *links: str) -> list[PlannedRun]:
-    """The runs, which use another one as their start, their teacher or both."""
-    return [replace(run, depends_on=used.name, links=links) for run in runs]
+def _linked_to(used: PlannedRun, run: PlannedRun, *links: str) -> PlannedRun:
+    """The run, which uses another one as its start, its teacher or both."""
+    return replace(run, depends_on=used.name, links=links)
 
 
 PLANS = {

@@ -40,19 +40,19 @@ def test_a_run_that_others_start_from_is_trained_again_if_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", ["frontier", "frontier-cifar100"])
-def test_routing_starts_from_static_networks_that_a_wide_one_teaches(name: str, tmp_path: Path) -> None:
+def test_the_frontier_is_one_chain_below_a_wide_teacher(name: str, tmp_path: Path) -> None:
     runs = PLANS[name].make()
-    teacher, by_name = runs[0], {run.name: run for run in runs}
+    teacher, large, routed = runs[:3]
     assert teacher.config.network.arch == "resnet32x4"
     for place, run in enumerate(runs[1:], 1):
         assert run.depends_on in names(runs[:place])
         extra = run.training_config(tmp_path).extra
         assert extra.teacher == str(tmp_path / run.depends_on)
-        assert extra.start == (extra.teacher if run.config.network.routed else None)
-        if run.config.network.routed:
-            assert by_name[run.depends_on].depends_on == teacher.name
-    (routed,) = [run for run in runs if run.name.startswith("resnet110-codinet")]
-    needed = [teacher.name, routed.depends_on, routed.name]
+        assert extra.start in (None, extra.teacher)
+        if run.config.network.routed:  # a static start and 66 epochs, or a larger teacher and 216 epochs
+            assert run.config.schedule.epochs == (60 if extra.start else 200)
+            assert extra.start or run.depends_on == large.name
+    needed = [teacher.name, large.name, routed.name]
     assert names(without_result([run for run in runs if run.name in needed], [], "results")) == needed
 
 
