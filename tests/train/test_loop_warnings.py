@@ -100,3 +100,16 @@ def test_a_network_that_nothing_teaches_to_skip_is_told_to_have_collapsed(
     listener = train(tmp_path / "run", with_losses(config, gamma=0.0, alpha=0.0, beta=0.0), few)
     assert [row["distinct_paths"] for row in listener.rows] == [1, 1, 1]
     assert listener.warnings == [loop.COLLAPSE, loop.COLLAPSE]
+
+
+def test_lost_rows_of_metrics_are_told_and_later_ones_kept_once(
+    train: Train, tmp_path: Path, small_run: RunConfig, few: Dataset
+) -> None:
+    out = tmp_path / "run"
+    train(out, small_run, few, stop_after=9)  # early in the second stage
+    file = RunFolder.open(out).metrics_file
+    first, _second = file.read_text().splitlines(keepends=True)
+    file.write_text(first + "damaged")
+    listener = train(out, small_run, few, resume=True)
+    assert listener.warnings == [f"{file} was damaged; one epoch is missing from it, and the run continues."]
+    assert [(row["stage"], row["epoch"]) for row in RunFolder.open(out).metrics()] == [("joint", 1), ("finetune", 1)]

@@ -231,7 +231,13 @@ class _Training:
         for place in (self.folder.path, checkpoints):
             files.remove_leftovers(place)
         found = checkpoint.latest(checkpoints, self.reporter.warn, self.identity) or Checkpoint()
-        self.folder.keep_metrics(self.folder.metrics()[: found.position.rows])
+        rows = self.folder.metrics()[: found.position.rows]
+        if lost := found.position.rows - len(rows):
+            file = self.folder.metrics_file
+            what = "one epoch is" if lost == 1 else f"{lost} epochs are"
+            self.reporter.warn(f"{file} was damaged; {what} missing from it, and the run continues.")
+            found.position = replace(found.position, rows=len(rows))
+        self.folder.keep_metrics(rows)
         return found
 
     def _announce(self, start: Position) -> None:
