@@ -212,13 +212,9 @@ class RNNRouters(Routers):
 
     Args:
         widths: Input channels of each block.
-
-    Attributes:
-        gradient_scale: Factor of the gradient of all scores.
     """
 
     HIDDEN = 10
-    gradient_scale: torch.Tensor
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
@@ -227,7 +223,6 @@ class RNNRouters(Routers):
         self.embed = nn.ModuleDict({str(width): nn.Linear(width, self.HIDDEN) for width in sorted(set(widths))})
         self.lstm = nn.LSTMCell(self.HIDDEN, self.HIDDEN)
         self.out = _output_layer(self.HIDDEN)
-        self.register_buffer("gradient_scale", torch.ones(()), persistent=False)
 
     def start(self, images_BCHW: torch.Tensor) -> State:
         zeros_BH = images_BCHW.new_zeros(len(images_BCHW), self.HIDDEN)
@@ -251,10 +246,7 @@ class _RNNRouter:
         try:
             embedded_BH = F.relu(routers.embed[self.width](pool(features_BCHW)))
             hidden_BH, cell_BH = routers.lstm(embedded_BH, state)
-            scores_B2 = routers.out(hidden_BH)
-            if scores_B2.requires_grad:
-                scores_B2 = scores_B2.detach().lerp(scores_B2, routers.gradient_scale.to(scores_B2.dtype))
-            return scores_B2, (hidden_BH, cell_BH)
+            return routers.out(hidden_BH), (hidden_BH, cell_BH)
         except Exception:  # as above
             explain_failure(features_BCHW, int(self.width), routers.lstm.weight_ih)
             raise

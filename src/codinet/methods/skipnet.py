@@ -3,7 +3,6 @@
 Its recurrent gate is the router `rnn`, and its feed-forward gate (FFGate-II) the router `cnn`.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,6 @@ from codinet.checks import require_tensor
 from codinet.losses import expected_cost
 from codinet.methods.method import ROUTING, Method, PathBatch, PathLoss, Stage, finetune_stage, main_stage
 from codinet.relaxation import run_probability
-from codinet.routers import RNNRouters, Routers
 
 if TYPE_CHECKING:
     from codinet.config import RunConfig
@@ -34,13 +32,10 @@ def policy_loss(
     *,
     weight: float,
     gamma: torch.Tensor,
-    gather_rows: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
 ) -> torch.Tensor:
-    """A function whose gradient is the policy gradient: Σ_k log π(v_k) · (G_k − baseline), averaged over images.
+    """A function whose gradient is the policy gradient: Σ_k log π(v_k) · (w·L_task + γ·Σ_{j ≥ k} c_j v_j), averaged.
 
-    G_k = w·L_task + γ·Σ_{j ≥ k} c_j v_j: a gate answers for the task and for the cost from its own block on. The
-    baseline of an image is the mean G_k of all other images. It leaves the expected gradient as it is. Without it, what
-    all images have in common would be noise, which grows with the number of blocks.
+    A gate answers for the task and for the cost from its own block on.
 
     Args:
         scores_BN2: Router scores.
@@ -49,7 +44,6 @@ def policy_loss(
         costs_N: c_k, see `CostTable.loss_weights`.
         weight: w.
         gamma: γ.
-        gather_rows: Gathers the rows of all processes.
 
     Returns:
         A scalar. Only the scores get a gradient.
@@ -58,11 +52,8 @@ def policy_loss(
     margin_BN = scores_BN2[..., 1] - scores_BN2[..., 0]
     likelihood_BN = F.logsigmoid(torch.where(path_BN > 0.5, margin_BN, -margin_BN))
     ahead_BN = (path_BN * costs_N).flip(1).cumsum(dim=1).flip(1)
-    loss_BN = (weight * task_B[:, None] + gamma * ahead_BN).detach()
-    every_LN = gather_rows(loss_BN)
-    others = max(1, len(every_LN) - 1)
-    baseline_BN = (every_LN.sum(dim=0) - loss_BN) / others  # 0 if there are no others
-    return (likelihood_BN * (loss_BN - baseline_BN)).sum(dim=1).mean()
+    loss_BN = weight * task_B[:, None] + gamma * ahead_BN
+    return (likelihood_BN * loss_BN.detach()).sum(dim=1).mean()
 
 
 class SkipNetMethod(Method):
@@ -84,25 +75,13 @@ class SkipNetMethod(Method):
             *finetune_stage(schedule),
         ]
 
-    def begin_epoch(self, stage: Stage, epoch: int, routers: Routers) -> None:
-        """Give the recurrent gate the mean of its blocks' gradients.
-
-        All blocks share its weights. With the sum, a step moves all decisions together, further with every block, and
-        the cost jumps between that of no block and that of all blocks.
-        """
-        if isinstance(routers, RNNRouters):
-            routers.gradient_scale.fill_(1 / len(routers.widths))
-
     def loss(self, classification: torch.Tensor, batch: PathBatch) -> PathLoss:
         """L_cls and the policy loss."""
         output, zero = batch.output, torch.zeros_like(batch.gamma)
         weight = WEIGHT if batch.losses.policy_weight is None else batch.losses.policy_weight
         task_B = F.cross_entropy(output.logits_BK, batch.labels_B, reduction="none")
         policy = policy_loss(
-            *(output.scores_BN2, output.path_BN, task_B, batch.weights_N),
-            weight=weight,
-            gamma=batch.gamma,
-            gather_rows=batch.gather_rows,
+            output.scores_BN2, output.path_BN, task_B, batch.weights_N, weight=weight, gamma=batch.gamma
         )
         return PathLoss(classification + policy, zero, zero, expected_cost(output.path_BN, batch.weights_N), zero)
 
