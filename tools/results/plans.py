@@ -46,14 +46,18 @@ def _starts() -> list[PlannedRun]:
     return sorted(runs, key=lambda run: run.config.seed)
 
 
-def _paper() -> list[PlannedRun]:
+_PAPER = {
+    "cifar10": (("resnet32", 0.65, SEEDS), ("resnet74", 0.55, (0,)), ("resnet110", 0.57, (0,))),
+    "cifar100": (("resnet32", 0.64, (0,)), ("resnet110", 0.47, (0,))),
+}
+
+
+def _paper(source: str) -> list[PlannedRun]:
     """The paper's own recipe: static, vanilla routing and CoDiNet, from scratch, 250 + 20 epochs."""
-    base = Overrides(watch="train").apply(paper("cifar10"))
-    runs = []
-    for arch, budget in (("resnet32", 0.65), ("resnet74", 0.55), ("resnet110", 0.57)):
-        seeds = SEEDS if arch == "resnet32" else (0,)
-        runs += plan(base, Grid((arch,), ("static", "vanilla", "codinet"), budget=(budget,), seed=seeds), gpu=True)
-    return runs
+    base = Overrides(watch="train").apply(paper(source))
+    methods = "static", "vanilla", "codinet"
+    grids = [Grid((arch,), methods, budget=(budget,), seed=seeds) for arch, budget, seeds in _PAPER[source]]
+    return [run for grid in grids for run in plan(base, grid, gpu=True)]
 
 
 class _Point(NamedTuple):
@@ -115,7 +119,8 @@ def _linked_to(used: PlannedRun, run: PlannedRun, *links: str) -> PlannedRun:
 PLANS = {
     "methods": Plan("methods", _methods),
     "starts": Plan("starts", _starts),
-    "paper": Plan("results", _paper),
+    "paper": Plan("results", partial(_paper, "cifar10")),
+    "paper-cifar100": Plan("results", partial(_paper, "cifar100")),
     "frontier": Plan("results", partial(_frontier, "cifar10")),
     "frontier-cifar100": Plan("results", partial(_frontier, "cifar100")),
 }
