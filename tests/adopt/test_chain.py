@@ -10,8 +10,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.adopt.chains import (
+    CHOICES,
+    SHAPE,
+    Chain,
+    ChannelsLast,
+    InPlace,
+    Masked,
+    Mix,
+    Residual,
+    Tokens,
+    images,
+    made,
+)
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from codinet import UserError, block_costs, make_dynamic
@@ -19,66 +31,6 @@ from codinet.adopt.families import family_pattern
 from codinet.engines import BranchEngine, GatherEngine
 from codinet.model import RoutedNetwork, train_only
 from codinet.relaxation import gumbel, hard
-
-
-class Residual(nn.Module):
-    """x + conv(norm(x))."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(width), nn.Conv2d(width, width, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.conv(self.norm(x))
-
-
-class Grows(Residual):
-    """A block that is not skipped, because the shape changes."""
-
-    def __init__(self, width: int, out: int) -> None:
-        super().__init__(width)
-        self.conv = nn.Conv2d(width, out, 3, 2, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(self.norm(x))
-
-
-class InPlace(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.relu_() + self.conv(self.norm(x))
-
-
-class Chain(nn.Module):
-    """Two stages with a plain convolution, an activation in place and a factor in between, and a head in functions."""
-
-    def __init__(self, block: type[Residual] = Residual) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)  # names that the routed network has other uses for
-        self.blocks = nn.ModuleList([block(8), block(8), Grows(8, 12), block(12)])
-        self.scale = nn.Parameter(torch.full((1,), 0.5))
-        self.head = nn.Linear(12, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.stem(x)
-        for k, block in enumerate(self.blocks):
-            x = block(x if k != 1 else F.relu(x, inplace=True) * self.scale)
-        x = F.dropout(x.mean((2, 3)), 0.5, training=self.training)
-        return self.head(x)
-
-
-CHOICES: list[Any] = [Residual, "blocks.*", ["blocks.0", "blocks.[1-3]"]]
-SHAPE = (3, 12, 12)
-
-
-def made(block: type[Residual] = Residual) -> Chain:
-    torch.manual_seed(0)
-    module = Chain(block).train()
-    module(images(8))  # so that BatchNorms have seen something
-    return module.eval()
-
-
-def images(number: int = 2) -> torch.Tensor:
-    return torch.randn(number, *SHAPE, generator=torch.Generator().manual_seed(1))
 
 
 def by_hand(module: Chain, x: torch.Tensor, path: list[int]) -> torch.Tensor:
@@ -192,53 +144,6 @@ def test_engines_skip_its_blocks(block: type[Residual], engine: Any) -> None:
 # --- features that are no maps
 
 
-class Mix(nn.Module):
-    """x + W x over the last dimension."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor, factor: float = 1.0, *, mask: torch.Tensor | None = None) -> torch.Tensor:
-        return x + factor * self.layer(x) * (1 if mask is None else mask)
-
-
-class Tokens(nn.Module):
-    """B×T×C, with a token that is learnt in front."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.first, self.head = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.ones(1, 1, 8)), nn.Linear(8, 5)
-        self.blocks = nn.Sequential(*(Mix(8) for _ in range(3)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.stem(x).flatten(2).mT
-        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], dim=1)
-        return self.head(self.blocks(x)[:, 0])
-
-
-class ChannelsLast(Tokens):
-    """B×H×W×C, and B×C×H×W from the third block on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[2] = Residual(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.blocks[1](self.blocks[0](self.stem(x).permute(0, 2, 3, 1)))
-        return self.head(self.blocks[2](x.permute(0, 3, 1, 2)).mean((2, 3)))
-
-
-class Masked(Tokens):
-    """With inputs that nobody gives, and a number for its blocks."""
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, deep: bool = True) -> torch.Tensor:
-        x = self.stem(x).flatten(2).mT
-        for block in self.blocks if deep else ():
-            x = block(x, 0.5) if mask is None else block(x, mask=mask)
-        return self.head(x.mean(1))
-
-
 @pytest.mark.parametrize("kind", [Tokens, ChannelsLast, Masked])
 @pytest.mark.parametrize("engine", [BranchEngine, GatherEngine])
 def test_any_layout_of_features_can_be_routed(kind: type[Tokens], engine: Any) -> None:
@@ -338,152 +243,6 @@ def test_square_images_determine_the_channels_without_a_known_layer() -> None:
     for shape in ((3, 32, 32), (3, 32, 64)):  # 8×8×8, and no square
         with pytest.raises(UserError, match=r"Cannot tell which axis of the features of blocks\.0 holds the channels"):
             make_dynamic(module, blocks=Own, image_shape=shape)
-
-
-# --- what it refuses
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ({"blocks": 7}, "blocks must be a class of modules, a name or a list of names, got 7"),
-        ({"blocks": []}, "blocks must be a class of modules"),
-        ({"blocks": ["blocks.0", None]}, "blocks must be a class of modules"),
-        ({"blocks": int}, "blocks must be a class of modules"),
-        ({"blocks": Residual, "router": "gru"}, "Unknown router 'gru'"),
-        ({"blocks": Residual, "image_shape": (3, 12)}, "image_shape must be"),
-        ({"blocks": Residual, "image_shape": (3, 0, 12)}, "height of image_shape must be a whole number from 1"),
-        ({"blocks": Residual, "image_shape": (3, 12, 10**9)}, "width of image_shape must be a whole number from 1"),
-    ],
-)
-def test_wrong_arguments_are_refused(words: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        make_dynamic(Chain(), **words)
-
-
-@pytest.mark.parametrize("module", [None, "resnet18", torch.zeros(3), Chain])
-def test_only_modules_can_be_routed(module: Any) -> None:
-    with pytest.raises(UserError, match="module must be a torch module, got"):
-        make_dynamic(module, blocks=Residual)
-
-
-def test_a_routed_network_is_not_routed_again() -> None:
-    with pytest.raises(UserError, match="module must not have routers already, got AdoptedChain"):
-        make_dynamic(make_dynamic(made(), blocks=Residual), blocks=Residual)
-
-
-class Asks(Chain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x if x.sum() > 0 else -x)
-
-
-class Twice(Chain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(self.blocks[0](self.stem(x))[:, :3])  # and there it is run again
-
-
-class GoesPast(Chain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.stem(x)
-        return self.head(F.pad((self.blocks[0](x) + x).mean((2, 3)), (0, 4)))
-
-
-class TwoOut(Chain):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x), x
-
-
-class Draws(Chain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * torch.rand(1).item()
-
-
-class TwoIn(Tokens):
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return super().forward(x * mask)
-
-
-class Plain(nn.Sequential):
-    def __init__(self) -> None:
-        pairs = (nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)) for _ in range(2))
-        super().__init__(nn.Conv2d(3, 3, 1), *pairs)
-
-
-@pytest.mark.parametrize(
-    ("module", "blocks", "sentence"),
-    [
-        (Chain(), "block.*", r"This Chain has no module 'block\.\*'; it has no repeated modules"),
-        (Plain(), Grows, r"This Plain has no module Grows; it has Sequential \(2\)"),
-        (Plain(), "0", "None of the 1 selected blocks of this Plain can be skipped"),
-        (Chain(), Grows, "None of the 1 selected blocks of this Chain can be skipped: .* keep its shape"),
-        (TwoIn(), Mix, "must take images only and return logits only"),
-        (Asks(), Residual, "The forward of this Asks cannot be traced: "),
-        (Twice(), Residual, r"blocks\.0 runs more than once"),
-        (GoesPast(), Residual, r"A tensor bypasses blocks\.0 and is used after it"),
-        (Draws(), Residual, "The traced parts of this Draws give other logits than its forward"),
-        (TwoOut(), Residual, "must take images only and return logits only"),
-        (nn.Sequential(nn.Linear(3, 3)), "0", "must have a convolution, got a Sequential without one"),
-    ],
-)
-def test_networks_that_cannot_be_routed_are_refused(module: nn.Module, blocks: Any, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        make_dynamic(module, blocks=blocks)
-
-
-class Beit(nn.Sequential):
-    """Has the name of a class of timm, but other parts."""
-
-
-class MlpMixer(nn.Module):
-    """Has the name and the parts of a network of timm."""
-
-    def __init__(self, blocks: nn.Module) -> None:
-        super().__init__()
-        self.stem, self.blocks, self.head = nn.Conv2d(3, 6, 1), blocks, nn.Linear(6, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(self.stem(x)).mean(dim=(2, 3)))
-
-
-def test_the_blocks_of_a_known_family_need_no_name() -> None:
-    module = MlpMixer(nn.Sequential(*(Residual(6) for _ in range(3))))
-    assert [block.name for block in make_dynamic(module, image_shape=(3, 8, 8)).blocks] == [
-        f"blocks.{index}" for index in range(3)
-    ]
-    assert family_pattern(Beit(nn.Conv2d(3, 3, 1))) is None
-    with pytest.raises(UserError, match=r"fails on images of 5×8×8: .*[(]Its blocks were selected with blocks='blocks"):
-        make_dynamic(module, image_shape=(5, 8, 8))
-
-
-def test_likely_blocks_are_suggested_if_they_can_be_routed() -> None:
-    unknown = (
-        r"^codinet does not know the residual blocks of Chain; name them with --blocks PATTERN, or blocks= in Python\."
-    )
-    with pytest.raises(UserError, match=rf"{unknown} Perhaps blocks='blocks\.\*', which are 3 Residual\.$"):
-        make_dynamic(made(), image_shape=SHAPE)
-    module = made()
-    module.blocks = nn.ModuleList([Grows(8, 8), Grows(8, 8)])
-    with pytest.raises(UserError, match=rf"{unknown}$"):
-        make_dynamic(module, image_shape=SHAPE)
-    with pytest.raises(UserError, match=r"must have a convolution, got a Linear without one"):
-        make_dynamic(nn.Linear(3, 4))
-
-
-def test_a_network_of_one_image_size_gets_that_size() -> None:
-    module = MlpMixer(nn.Sequential(*(Residual(6) for _ in range(3))))
-    setattr(module, "image_size", 16)  # noqa: B010
-    assert make_dynamic(module).image_shape == (3, 16, 16)
-    module.patch_embed = nn.Identity()
-    setattr(module.patch_embed, "img_size", (8, 12))  # noqa: B010
-    assert make_dynamic(module).image_shape == (3, 8, 12)
-    assert make_dynamic(module, image_shape=(3, 6, 6)).image_shape == (3, 6, 6)
-
-
-def test_an_image_shape_must_fit() -> None:
-    with pytest.raises(UserError, match=r"This Chain fails on images of 4×12×12: .*; set image_shape"):
-        make_dynamic(Chain(), blocks=Residual, image_shape=(4, 12, 12))
-    with pytest.raises(UserError, match="residual blocks of Chain"):
-        make_dynamic(Chain())
 
 
 # --- the real ones, where they are installed
