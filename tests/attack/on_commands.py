@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from tests.attack.damage import changed, spoilt, text_of
 from tests.attack.harness import Attack
-from tests.attack.on_files import NAME, base, changed, content_of, copied, few, picture, spoilt, text_of
+from tests.attack.on_files import NAME, base, content_of, copied, few, picture
 
 from codinet import files
 from codinet.cli import VERBS, main

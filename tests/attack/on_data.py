@@ -1,30 +1,24 @@
 """Attacks on data sets: pickles, npz, mat and binary files, downloads, names and paths, functions of `codinet.data`."""
 
 import functools
-import hashlib
 import io
-import os
 import pickle
 import random
-import socket
 import struct
-import tarfile
-import threading
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tests.attack.damage import damaged, place
 from tests.attack.harness import Attack
 from tests.data.conftest import CIFAR10_NAMES, mat_array, mat_file
 
 from codinet.data import catalogue, download
-from codinet.data.catalogue import Archive, KnownDataset, KnownFile, Layout
 from codinet.data.dataset import Dataset, Split, check
 from codinet.data.loading import load, locate
 from codinet.data.npz import load_npz
@@ -33,10 +27,6 @@ from codinet.data.svhn import read_mat
 from codinet.data.views import blank_square, crop_flip, normalise, random_views
 from codinet.predictor import image_files
 
-NUMBERS = [
-    *(0, 1, 2, 3, 7, 8, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1),
-    *(2**63, 2**64 - 1, 10**30, -1),
-]
 ODD_VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 10**9, 10**30, 0.0, 1.5, -0.5, float("nan"), float("inf"), 1e308),
     *(
@@ -62,55 +52,6 @@ ODD_VALUES: list[Any] = [
     *(torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 4, 4).byte(), torch.zeros(2, 3, 4, 4, device="meta")),
     torch.zeros(1, 1, 1, 1, dtype=torch.complex64),
 ]
-
-
-def damaged(rng: random.Random, content: bytes, other: bytes = b"") -> bytes:
-    """The content with one to four changes: bits, bytes, numbers, cuts, repetitions."""
-    data = bytearray(content)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data) + 1)
-        change = rng.randrange(9)
-        if change == 0 and data:
-            data[at % len(data)] ^= 1 << rng.randrange(8)
-        elif change == 1 and data:
-            data[at % len(data)] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
-        elif change == 2:
-            del data[at:]
-        elif change == 3:
-            del data[at : at + rng.choice([1, 2, 4, 8, 100])]
-        elif change == 4:
-            data[at:at] = data[at : at + rng.choice([1, 4, 12, 64])] * rng.choice([1, 2, 50])
-        elif change == 5:
-            data[at : at + 4] = struct.pack(rng.choice("<>") + "I", rng.choice(NUMBERS[:-3]) & 0xFFFFFFFF)
-        elif change == 6:
-            data[at : at + 2] = struct.pack(rng.choice("<>") + "H", rng.choice(NUMBERS) & 0xFFFF)
-        elif change == 7:
-            data[at : at + rng.choice([1, 8, 64])] = rng.randbytes(rng.choice([1, 8, 64]))
-        else:
-            data[at:] = other[rng.randrange(len(other) + 1) :]
-    return bytes(data)
-
-
-def place(rng: random.Random, path: Path, content: bytes, one_in: int = 8) -> None:
-    """Write a file, or now and then something else in its place."""
-    with suppress(OSError):
-        path.unlink()
-    odd = rng.randrange(5 * one_in)
-    if odd == 0:
-        os.mkfifo(path)
-    elif odd == 1:
-        path.mkdir()
-    elif odd == 2:
-        path.symlink_to(rng.choice(["nowhere", "/dev/zero", "/dev/null", path.name, "/"]))
-    elif odd == 3:
-        with socket.socket(socket.AF_UNIX) as server, suppress(OSError):
-            server.bind(str(path))
-    elif odd == 4:
-        with path.open("wb") as file:
-            file.write(content)
-            file.truncate(rng.choice([0, 1, 2**40]))
-    else:
-        path.write_bytes(content)
 
 
 @functools.cache
@@ -475,99 +416,6 @@ def attack_datasets(rng: random.Random, _folder: Path) -> None:
     require_dataset(Dataset(**fields))
 
 
-class Server:
-    """Sends prepared bytes to whoever connects, and closes."""
-
-    def __init__(self) -> None:
-        self.answers: list[bytes] = []
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self) -> None:
-        while True:
-            connection, _ = self.socket.accept()
-            with connection, suppress(OSError):
-                connection.settimeout(1)
-                connection.recv(65536)
-                connection.sendall(self.answers.pop(0) if self.answers else b"")
-
-
-server = functools.cache(Server)
-
-
-def attack_downloads(rng: random.Random, folder: Path) -> None:
-    content = rng.randbytes(1000)
-    digest = hashlib.sha256(content).hexdigest()
-    numbers = [b"1000", b"0", b"-1", b"999", b"1001", b"9" * 5000, b"\xb2", b"1e3", b"", b"x"]
-    target = folder / rng.choice(["set.bin", "new/set.bin", "x" * 300])
-
-    def answer() -> bytes:
-        statuses = [b"206 Partial", b"404 No", b"500 Oops", b"416 Range", b"302 Found", b"xyz", b"99999 No"]
-        ranges = [b"bytes 0-999/1000", b"bytes 300-999/1000", b"x", b"\xff"]
-        places = [b"/again", b"ftp://127.0.0.1:9/x", b"file:///etc/passwd", b"http://[", b"http://x:99999/", b"\xff"]
-        more = [b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: gzip\r\n", b"x" * 70_000, b"A: b\r\n" * 200]
-        bodies = [content, content[:500], content[300:], content * 2, b"", b"5\r\nhello\r\n0\r\n\r\n", b"zz\r\n"]
-        head = b"HTTP/1.1 " + (b"200 OK" if rng.random() < 0.3 else rng.choice(statuses)) + b"\r\n"
-        if rng.random() < 0.7:
-            head += b"Content-Length: " + rng.choice([numbers[0], *numbers]) + b"\r\n"
-        if rng.random() < 0.4:
-            head += b"Content-Range: " + rng.choice(ranges) + b"\r\n"
-        if rng.random() < 0.2:
-            head += b"Location: " + rng.choice(places) + b"\r\n"
-        if rng.random() < 0.2:
-            head += rng.choice(more)
-        answered = head + b"\r\n" + rng.choice([content, *bodies])
-        return rng.choice([answered, answered, head, b"", rng.randbytes(50)])
-
-    right = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + content
-    server().answers[:] = [answer(), rng.choice([answer(), right]), right]
-    if rng.random() < 0.3:
-        part = target.with_name(target.name + ".part")
-        with suppress(OSError):
-            part.parent.mkdir(exist_ok=True)
-            place(rng, part, content[: rng.choice([0, 300, 1000])] + rng.choice([b"", b"more" * 500]))
-    urls = ["http://", "http://[", "http://127.0.0.1:x/", "http://\n", "ftp://x/", "", "http://\u2603:9/"]
-    download.fetch(
-        f"{server().address}/set.bin" if rng.random() < 0.7 else rng.choice(urls),
-        target,
-        digest=digest,
-        algorithm="sha256",
-        size=rng.choice([1000, 1000, 1000, None, 7]),
-        progress=lambda _done, _total: None,
-        attempts=2,
-        pause=0.0,
-    )
-    assert target.read_bytes() == content
-
-
-def attack_tars(rng: random.Random, folder: Path) -> None:
-    """Archives with the right checksum and anything inside."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
-        outside = ["toy/../../escaped", "/tmp/codinet-escaped", "toy/x" * 60, "toy/\udcff", "x"]
-        for name in ("toy/data.bin", rng.choice(outside)):
-            member = tarfile.TarInfo(name)
-            kinds = [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE]
-            member.type = tarfile.REGTYPE if rng.random() < 0.5 else rng.choice(kinds)
-            member.linkname = rng.choice(["", "/etc/passwd", "../../x", "data.bin"])
-            member.size = 100 if member.type == tarfile.REGTYPE else 0
-            tar.addfile(member, io.BytesIO(b"x" * 100))
-    content = stream.getvalue() if rng.random() < 0.5 else damaged(rng, stream.getvalue())
-    wanted = KnownFile("data.bin", hashlib.md5(b"x" * 100).hexdigest(), 100)
-    archive = Archive("http://127.0.0.1:9/toy.tar.gz", hashlib.sha256(content).hexdigest(), "", len(content))
-    root = folder / "root"
-    root.mkdir()
-    (root / "toy.tar.gz").write_bytes(content)
-    catalogue.KNOWN["toy"] = KnownDataset("toy", "Toy", "", "", "", (Layout("toy", (wanted,)),), (archive,))
-    try:
-        assert (download.download("toy", root) / "data.bin").read_bytes() == b"x" * 100
-    finally:
-        del catalogue.KNOWN["toy"]
-        assert [path.name for path in folder.iterdir()] == ["root"]
-        assert not Path("/tmp/codinet-escaped").exists()
-
-
 ATTACKS = [
     Attack("data: damaged pickles", attack_pickles),
     Attack("data: pickles that are random programs", attack_programs),
@@ -579,6 +427,4 @@ ATTACKS = [
     Attack("data: odd names and roots", attack_names),
     Attack("data: odd arguments of views", attack_views),
     Attack("data: odd data sets in Python", attack_datasets),
-    Attack("data: hostile servers", attack_downloads, weight=0.5),
-    Attack("data: hostile archives", attack_tars, weight=0.5),
 ]

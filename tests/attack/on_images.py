@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from tests.attack.damage import damaged, place
 from tests.attack.harness import Attack
-from tests.attack.on_data import ODD_VALUES, damaged, place, require_dataset
+from tests.attack.on_data import ODD_VALUES, require_dataset
 
 from codinet.data.dataset import check
 from codinet.data.folder_index import ignored_folders

@@ -12,8 +12,9 @@ from unittest import mock
 import numpy as np
 import torch
 from PIL import Image
+from tests.attack.damage import NUMBERS, damaged
 from tests.attack.harness import Attack
-from tests.attack.on_data import NUMBERS, ODD_VALUES, damaged
+from tests.attack.on_data import ODD_VALUES
 from tests.attack.on_images import pictures, silent
 
 from codinet import files
