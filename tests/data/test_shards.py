@@ -337,6 +337,7 @@ def test_a_cache_that_is_full_makes_space(bucket: str, monkeypatch: pytest.Monke
     expected = images[:]
     folder = images.sources.store.folder
     shutil.rmtree(folder)
+    monkeypatch.setattr(shards, "_AHEAD", 2)
     # There is room for three shards; a tenth of the disk stays free.
     monkeypatch.setattr(
         shutil, "disk_usage", lambda _: Disk(200_000 if len(list(folder.rglob("*.bin"))) < 3 else 100_000)
@@ -344,6 +345,76 @@ def test_a_cache_that_is_full_makes_space(bucket: str, monkeypatch: pytest.Monke
     again = load_shards(bucket, image_size=16).train.images_NCHW
     assert torch.equal(torch.stack([again[index] for index in range(len(again))]), expected)
     assert len(list(folder.rglob("*.bin"))) == 3
+
+
+def test_the_newest_shards_stay_on_a_disk_that_others_fill(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disk(NamedTuple):
+        free: int = 10
+        total: int = 1000
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk())
+    images = load_shards(bucket, image_size=16).train.images_NCHW
+    assert isinstance(images.sources, ShardFiles)
+    images.sources.store.expect(range(len(images.sources.store.names)))
+    read = [images.sources[index] for index in range(len(images))]
+    assert len(list(images.sources.store.folder.rglob("*.bin"))) == len(images.sources.store.names)
+    assert all(read)
+
+
+def test_shards_that_vanish_while_space_is_made_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disk(NamedTuple):
+        free: int = 10
+        total: int = 1000
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk())
+    monkeypatch.setattr(shards, "_AHEAD", 0)
+    for index in range(200):
+        (tmp_path / f"{index}.bin").touch()
+    failed: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            shards.make_space(tmp_path, 1)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=make, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_data_set_at_the_same_place_is_not_read_from_the_cache(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODINET_CACHE", str(tmp_path / "cache"))
+    place, source = f"{s3}/{tmp_path.name}", tmp_path / "pictures"
+    for grey in (100, 200):  # files of equal size
+        for name in ("train/a/1", "train/b/1", "test/a/1", "test/b/1"):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (grey, 0, 0)).save(source / f"{name}.bmp")
+        bucket = Bucket(place)
+        pack_small(source, str(tmp_path / f"packed-{grey}"))
+        for file in (tmp_path / f"packed-{grey}").rglob("*.*"):  # as a user would copy it over
+            bucket.write(str(file.relative_to(tmp_path / f"packed-{grey}")), file.read_bytes())
+        images_NCHW = load_shards(place, image_size=16).train.images_NCHW[:]
+        assert images_NCHW[:, 0].unique().tolist() == [grey]
+
+
+def test_a_damaged_shard_in_the_cache_is_downloaded_again(bucket: str) -> None:
+    def read() -> torch.Tensor:
+        return load_shards(bucket, image_size=16).train.images_NCHW[:]
+
+    expected = read()
+    images = load_shards(bucket, image_size=16).train.images_NCHW
+    for file in images.sources.store.folder.rglob("*.bin"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    assert torch.equal(read(), expected)
 
 
 def test_a_truncated_download_is_not_kept(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ _AHEAD = 2 * _WINDOW * LANES  # shards that are downloaded before they are neede
 _DOWNLOADS = 4  # at the same time
 _MAX_OPEN = 256  # files
 _FREE = 0.1  # fraction of the disk that stays free
+_ATTEMPTS = 3  # to download a shard that another process removes at once
 _PACK_AGAIN = "pack the data set again with codinet data pack"
 
 
@@ -95,12 +96,14 @@ class ShardStore:
         bucket: Where they are.
         names: Their names.
         sizes: Their sizes in bytes.
+        digest: The digest of the data set; another one at the same place has another cache.
     """
 
-    def __init__(self, bucket: Bucket, names: Sequence[str], sizes: Sequence[int]) -> None:
+    def __init__(self, bucket: Bucket, names: Sequence[str], sizes: Sequence[int], digest: str) -> None:
         self.bucket, self.names, self.sizes = bucket, names, sizes
-        key = files.sha256(bucket.place.encode())[:24]
+        key = files.sha256(f"{bucket.place} {digest}".encode())[:24]
         self.folder = bucket.folder or cache_folder() / "shards" / key
+        self._renewed: set[int] = set()
         self._lock = threading.Lock()
         self._open: dict[int, _File] = {}
         self._pool: DaemonThreadPool | None = None
@@ -114,6 +117,17 @@ class ShardStore:
             return os.pread(file.handle, size, start)
         except OSError as error:
             raise files.unreadable(self.bucket.name(self.names[shard]), error) from error
+
+    def renew(self, shard: int) -> bool:
+        """Remove a damaged shard from the cache, so that it is downloaded again; whether it is worth another look."""
+        with self._lock:
+            if self.bucket.folder is not None or shard in self._renewed:
+                return False
+            self._renewed.add(shard)
+            self._open.pop(shard, None)
+            with suppress(OSError):
+                (self.folder / self.names[shard]).unlink()
+        return True
 
     def expect(self, shards: Sequence[int]) -> None:
         """Say which shards will be used, in this order, so that they are downloaded a few ahead."""
@@ -129,12 +143,8 @@ class ShardStore:
         if file is not None:
             return file
         name = self.bucket.name(self.names[shard])
-        if self.bucket.folder is None:
-            wait_for([self._download(shard)], f"Downloading {name}")
-            for following in self._following.get(shard, ()):
-                self._download(following)
         try:
-            file = _File(self.folder / self.names[shard])
+            file = self._downloaded(shard) if self.bucket.folder is None else _File(self.folder / self.names[shard])
         except FileNotFoundError as error:
             raise UserError(f"{name} does not exist; {_PACK_AGAIN}.") from error
         except OSError as error:
@@ -148,6 +158,15 @@ class ShardStore:
             if len(self._open) > _MAX_OPEN:
                 self._open.pop(next(iter(self._open)))  # closed when no thread uses it any more
         return file
+
+    def _downloaded(self, shard: int) -> "_File":
+        for _ in range(_ATTEMPTS):
+            wait_for([self._download(shard)], f"Downloading {self.bucket.name(self.names[shard])}")
+            for following in self._following.get(shard, ()):
+                self._download(following)
+            with suppress(FileNotFoundError):  # another process may have removed it to make space
+                return _File(self.folder / self.names[shard])
+        raise UserError(f"{self.names[shard]} was removed from {self.folder} at once; free space on its disk.")
 
     def _download(self, shard: int) -> "Future[None]":
         """Start the download of a shard unless it is there or coming."""
@@ -168,19 +187,36 @@ class ShardStore:
             return
         path = self.folder / self.names[shard]
         path.parent.mkdir(parents=True, exist_ok=True)
-        make_space(self.folder, self.sizes[shard])
+        make_space(cache_folder() / "shards", self.sizes[shard])
         files.write(path, self.bucket.read(self.names[shard], missing=_PACK_AGAIN))
 
 
-def make_space(folder: Path, needed: int) -> None:
-    """Remove the shards of a cache folder that were downloaded first until a tenth of the disk is free."""
-    cached = sorted((path for path in folder.rglob("*.bin")), key=lambda path: path.stat().st_mtime)
-    for path in cached:
-        disk = shutil.disk_usage(folder)
-        if disk.free - needed >= _FREE * disk.total:
-            return
+def make_space(cache: Path, needed: int) -> None:
+    """Remove the shards that were downloaded first until a tenth of the disk is free. The newest ones stay.
+
+    Args:
+        cache: The folder of all cached shards.
+        needed: The bytes that will be written.
+    """
+    if _has_space(cache, needed):
+        return
+    for path in sorted(cache.rglob("*.bin"), key=_downloaded_at)[: -_AHEAD or None]:
         with suppress(OSError):
             path.unlink()
+        if _has_space(cache, needed):
+            return
+
+
+def _has_space(folder: Path, needed: int) -> bool:
+    disk = shutil.disk_usage(folder)
+    return disk.free - needed >= _FREE * disk.total
+
+
+def _downloaded_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed by another thread or process
+        return 0.0
 
 
 class ShardFiles(Sequence[bytes]):
@@ -208,6 +244,8 @@ class ShardFiles(Sequence[bytes]):
         row = range(len(self))[index] if self.order_N is None else int(self.order_N[index])
         shard, start, size, crc = (int(column[row]) for column in self.table[:4])
         content = self.store.read(shard, start, size)
+        if zlib.crc32(content) != crc and self.store.renew(shard):
+            content = self.store.read(shard, start, size)
         if len(content) != size or zlib.crc32(content) != crc:
             raise files.DamagedError(
                 f"Image {row} of {self.store.bucket.name(self.store.names[shard])} is damaged: its checksum does not "
@@ -284,7 +322,7 @@ def load_shards(
     splits = []
     for split, content in contents.items():
         index = _read_index(content, manifest, split, bucket)
-        sources = ShardFiles(ShardStore(bucket, manifest.shards[split], index.bytes_S.tolist()), index)
+        sources = ShardFiles(ShardStore(bucket, manifest.shards[split], index.bytes_S.tolist(), manifest.sha256), index)
         images = LazyImages(sources, manifest.channels, (height, width), crop, bool(sizes.square), damaged)
         splits.append(Split(images, index.label_N))
     return Dataset(
