@@ -4,16 +4,26 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from codinet.cli import main
+from codinet.config import DataConfig, NetworkConfig
+from codinet.data import batches
+from codinet.data.image_folder import load_folder
 from codinet.data.packing import pack
+from codinet.errors import UserError
+from codinet.presets import quick
+from codinet.resolving import resolve
 from codinet.runs import RunFolder
 from codinet.train import checkpoint
+from codinet.train.accelerate import Execution
 
 SameRun = Callable[[Path, Path], None]
 Life = Callable[..., dict[str, Any]]
@@ -48,6 +58,33 @@ def test_a_kill_within_an_epoch_leaves_no_trace(
     again = life(out, *words, size=size, source=sources[kind])
     assert again["codes"] == [0] * size, again["said"]
     assert_same_run(tmp_path / "whole", out)
+
+
+def test_a_run_resumes_with_the_loader_it_began_with(
+    train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assert_same_run: SameRun
+) -> None:
+    """Resident files are scaled to squares before views are cut, so a run with both would be another run."""
+    source, draw = tmp_path / "squares", np.random.default_rng(0)
+    for name in ("a", "b"):
+        (source / name).mkdir(parents=True)
+        for index in range(16):
+            Image.fromarray(draw.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(source / name / f"{index}.png")
+    config = replace(
+        quick(str(source)),
+        data=DataConfig(image_size=24, view="resized", watch="train"),
+        network=NetworkConfig("resnet14"),
+        schedule=replace(quick("").schedule, epochs=2, finetune=1, batch=8),
+    )
+    config, data = resolve(config), load_folder(source, image_size=24, whole=True)
+    train(tmp_path / "whole", config, data)
+    assert RunFolder.open(tmp_path / "whole").environment["loader"] == "resident"
+    train(tmp_path / "killed", config, data, stop_after=5)
+    monkeypatch.setattr(batches, "free_bytes", lambda _device: 100_000)  # too little to choose it again
+    train(tmp_path / "killed", config, data, resume=True, stop_after=7)
+    with pytest.raises(UserError, match="was started with --loader resident, and views of image files"):
+        train(tmp_path / "killed", config, data, resume=True, execution=Execution(loader="stream"))
+    train(tmp_path / "killed", config, data, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_folders_of_large_images_show_random_parts_by_default(photos: Path, tmp_path: Path, train_words: Any) -> None:

@@ -2,7 +2,8 @@
 
 Both have the same interface and give the same batches. `SplitPlacer` chooses between them by free memory. The caller
 decides which images form a batch; random numbers are drawn only for the order of an epoch. Where views show random
-parts of image files, the threads that decode a file cut its views.
+parts of image files, batches differ a little: `Resident` cuts views from files that were scaled to squares before, and
+with `Stream` the threads that decode a file cut its views.
 """
 
 import math
@@ -292,7 +293,7 @@ class SplitPlacer:
         if loader == "resident" and needed > self.free:
             raise UserError(
                 f"{len(split):,} images of {self.dataset.name} take {needed / 2**30:.1f} GiB and {self.device} has "
-                f"{self.free / 2**30:.1f} GiB free; omit --loader resident to stream them."
+                f"{self.free / 2**30:.1f} GiB free; free memory, or start with --loader stream."
             )
         if loader == "stream" or (loader == "auto" and needed > self.left):
             return Stream(split, self.dataset, self.device)

@@ -42,7 +42,7 @@ class Execution:
         recompute: Recompute the features inside blocks in the backward pass instead of keeping them. Needs less memory
             and more time; the weights are the same. The step is not captured, and our own kernels are not used.
         sync_bn: In distributed training on GPUs, normalise by the batches of all processes.
-        loader: Where training images are kept; changes nothing but speed.
+        loader: Where training images are kept.
     """
 
     compile: bool | None = None

@@ -33,7 +33,17 @@ from codinet.train.budget import estimated_cost
 from codinet.train.checkpoint import Checkpoint, Position, RunIdentity
 from codinet.train.distributed import World, seed_apart
 from codinet.train.reporting import Reporter
-from codinet.train.setup import CHECKPOINTS, NEW_CLASSIFIER, claimed_folder, identify, prepare, read_sources
+from codinet.train.setup import (
+    CHECKPOINTS,
+    LOADER,
+    NEW_CLASSIFIER,
+    claimed_folder,
+    identify,
+    loader_matters,
+    loader_of,
+    prepare,
+    read_sources,
+)
 from codinet.train.splits import SplitEvaluator, augmentation_of
 from codinet.train.stages import Stage, decay_scale, path_progress, view_side
 from codinet.train.step import Step, Task, share_of_blocks
@@ -117,6 +127,7 @@ class _Training:
         self.sources = world.on_rank0(lambda: read_sources(config, out, resume=resume))
         self.config = config = self.sources.record_in(config)
         self.method = method_named(config.method)
+        loader = world.on_rank0(lambda: loader_of(out, config, dataset, execution.loader, resume=resume))
         # Before the folder is created, so that settings that cannot work leave no folder behind.
         self.setup = setup = world.on_every_rank(
             lambda: prepare(
@@ -126,7 +137,7 @@ class _Training:
                 device,
                 world,
                 sync_bn=execution.sync_bn,
-                loader=execution.loader,
+                loader=loader,
                 resume=resume,
             )
         )
@@ -185,6 +196,8 @@ class _Training:
         environment = describe(self.device) | library_versions(self.config.network.arch)
         environment |= {} if self.world.size == 1 else {"processes": self.world.size}
         environment |= {NEW_CLASSIFIER: True} if self.setup.new_classifier else {}
+        if loader_matters(self.config, self.dataset):
+            environment[LOADER] = "resident" if isinstance(self.splits.train, Resident) else "stream"
         groups = self.model.groups
         return claimed_folder(self.out, self.config, self.setup.data, environment, groups, resume=self.resume)
 

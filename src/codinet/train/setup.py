@@ -21,12 +21,12 @@ from codinet.config import RESIZED, ExtraConfig, ModelConfig, NetworkConfig, Run
 from codinet.cost import CostTable, block_costs
 from codinet.data.batches import Loader
 from codinet.data.catalogue import KNOWN
-from codinet.data.dataset import Dataset
+from codinet.data.dataset import Dataset, LazyImages
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.networks import build, load_library_weights, load_parts, pretrained_weights, read_weights
 from codinet.run_reader import DataInfo, trained_network
-from codinet.runs import RunWriter, open_run
+from codinet.runs import RunFolder, RunWriter, open_run
 from codinet.specs import TIMM, TORCHVISION
 from codinet.thresholds import require_reach
 from codinet.train import checkpoint
@@ -38,6 +38,7 @@ from codinet.train.splits import Splits, split_data
 from codinet.train.stages import Stage, stages_of
 
 CHECKPOINTS = "checkpoints"
+LOADER = "loader"  # in the environment of a run: "resident" or "stream", where views depend on it
 NEW_CLASSIFIER = "new_classifier"  # in the environment of a run: whether the initial weights had none that fits
 
 
@@ -313,6 +314,23 @@ def claimed_folder(
             return
         _require_own_checkpoints(out, identify(config, data))
         yield RunWriter.create(out, config, data, environment, groups)
+
+
+def loader_matters(config: RunConfig, dataset: Dataset) -> bool:
+    """Whether views depend on where images are kept: resident image files are scaled to squares before they are cut."""
+    return config.data.view == RESIZED and isinstance(dataset.train.images_NCHW, LazyImages)
+
+
+def loader_of(out: Path, config: RunConfig, dataset: Dataset, loader: Loader, *, resume: bool) -> Loader:
+    """The given loader; where it matters, that of the run to resume, whatever memory is free today."""
+    if not (resume and loader_matters(config, dataset) and (out / "config.json").exists()):
+        return loader
+    began: Loader | None = RunFolder.open(out).environment.get(LOADER)
+    if began is None or loader in ("auto", began):
+        return began or loader
+    raise UserError(
+        f"{out} was started with --loader {began}, and views of image files depend on it; omit --loader {loader}."
+    )
 
 
 def identify(config: RunConfig, data: DataInfo) -> RunIdentity:
