@@ -180,6 +180,13 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path, about: Any) -> None:
         assert torch.equal(tensors[name], tensor)
 
 
+def test_a_tensor_of_one_element_may_have_any_stride(tmp_path: Path) -> None:
+    one = torch.tensor([[1, 2, 3]]).T[1]
+    assert one.stride() == (3,)
+    save_tensors(tmp_path / "a.safetensors", {"one": one})
+    assert load_tensors(tmp_path / "a.safetensors")[0]["one"].tolist() == [2]
+
+
 def test_equal_contents_are_equal_files(tmp_path: Path) -> None:
     contents = set()
     for _ in range(8):

@@ -18,6 +18,7 @@ from codinet.errors import UserError, unknown
 LARGEST_SIDE = 65_536  # pixels of an image's side; also the maximum number of channels
 _LARGEST_INT = 2**63 - 1  # in torch
 LARGEST_COUNT = 2**31 - 1  # epochs, steps, images, …
+MOST_VIEWS = 10_000  # of an image
 
 
 def shown(value: object) -> str:

@@ -240,9 +240,16 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor], about: Any = None) -> byte
     """The content of the file that `save_tensors` writes."""
     from safetensors.torch import save
 
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = {name: _plain(tensor.detach().cpu()) for name, tensor in tensors.items()}
     note = to_json(about, sort_keys=True)
     return _sort_metadata(save(plain, metadata={"about": note, "sha256": _digest(plain, note)}))
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    # A tensor of one element counts as contiguous with any stride.
+    return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() == 1 else tensor.contiguous()
 
 
 def load_tensors(path: Path, *, foreign: bool = False) -> tuple[dict[str, torch.Tensor], Any]:

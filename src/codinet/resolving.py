@@ -109,6 +109,7 @@ def _require_types(config: Any) -> None:
 
 def _check(config: RunConfig) -> None:
     """`UserError` for the first value that is out of range or contradicts another one."""
+    from codinet.checks import MOST_VIEWS
     from codinet.losses import LARGEST_WEIGHT
     from codinet.methods import method_named
     from codinet.relaxation import SMALLEST_TAU
@@ -165,7 +166,7 @@ def _check(config: RunConfig) -> None:
             f"--budget must be above 0 and at most 1 (the cost of the static network), got {losses.budget or 0:g}.",
         ),
         (batch >= 2, f"--batch must be 2 or more, got {batch}; the diversity loss compares images."),
-        (schedule.views >= 1, f"--views must be 1 or more, got {schedule.views}."),
+        (1 <= schedule.views <= MOST_VIEWS, f"--views must be from 1 to {MOST_VIEWS}, got {schedule.views}."),
         (
             not (network.routed and losses.alpha > 0 and schedule.views < 2),
             "The consistency loss compares views of an image; use --views 2 or more, or --alpha 0.",

@@ -1,3 +1,4 @@
+import sys
 import threading
 
 import torch
@@ -17,3 +18,19 @@ def test_torch_uses_one_thread_in_each_thread_of_a_pool() -> None:
         thread.start()
         thread.join()
         assert later == [3]
+
+
+def test_closing_never_waits_for_calls_that_a_thread_took() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(300):
+            pool = DaemonThreadPool(2)
+            for _ in range(number % 30):
+                pool.submit(lambda: None)
+            closing = threading.Thread(target=pool.close, daemon=True)
+            closing.start()
+            closing.join(30)
+            assert not closing.is_alive()
+    finally:
+        sys.setswitchinterval(interval)

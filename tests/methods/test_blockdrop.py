@@ -110,6 +110,8 @@ def test_the_curriculum_frees_the_last_blocks_first() -> None:
     METHOD.begin_epoch(curriculum, 0, routers)
     METHOD.begin_epoch(stages["joint"], 0, routers)
     assert not routers.held_N2.any()
+    METHOD.begin_epoch(stages["static"], 1, routers)  # all blocks run, whatever the policy of a start says
+    assert (routers.held_N2[:, 1] > 0).all()
 
 
 def test_a_trained_network_needs_no_static_stage() -> None:

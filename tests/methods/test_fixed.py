@@ -6,8 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codinet.methods.fixed import GAP, BiasRouters, choose_path
+from codinet.config import RunConfig
+from codinet.methods.fixed import GAP, METHOD, BiasRouters, choose_path
+from codinet.methods.method import StageStart
 from codinet.relaxation import hard
+from codinet.resolving import resolve
 
 
 def test_the_path_by_hand() -> None:
@@ -58,3 +61,12 @@ def test_all_images_take_the_path_and_no_threshold_changes_it() -> None:
     for threshold in (0.01, 0.5, 0.99):
         path_BN = hard(routers.scores(images_BCHW), threshold=threshold)
         assert path_BN.tolist() == [[1, 0, 0, 1]] * 5
+
+
+def test_the_static_stage_runs_every_block_whatever_path_a_start_had() -> None:
+    routers = BiasRouters(4, 3)
+    routers.set_path([True, False, False, True])
+    static = METHOD.stages(resolve(RunConfig("digits", method="fixed")))[0]
+    assert static.name == "static"
+    METHOD.begin_stage(static, StageStart(routers, torch.ones(4) / 4, 0.0, 0.5, lambda: 0.0))
+    assert hard(routers.scores(torch.zeros(1, 3, 4, 4))).all()

@@ -390,7 +390,7 @@ def test_bad_input_under_torchrun_is_one_sentence(tmp_path: Path, train_words: W
         (["--epoch", "3"], "--epoch"),
         (["--preset", "papre"], "Unknown preset 'papre'"),
         (["--device", "cuda:7"], "Device 'cuda:7' is not available"),
-        (["--views", "0"], "--views must be 1 or more, got 0"),
+        (["--views", "0"], "--views must be from 1 to 10000, got 0"),
         (["--holdout", "64"], "--holdout must be below 64"),
         (["--sync-bn"], "--sync-bn requires GPUs, and this training runs on cpu"),
         (["--lr", "1e38", "--warmup", "0"], "loss was not finite at step"),

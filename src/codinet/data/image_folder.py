@@ -78,7 +78,7 @@ def load_folder(
     key = f"{channels}×{height}×{width}, crop {crop:g}, {on_damaged}"
     train_split = train.decoded() if in_memory and not whole else train.split()
     if in_memory:
-        test_split = test.decoded()
+        test_split = test.decoded_without_damaged()
     else:
         unreadable = index.fact(f"damaged test images of {key}", test.files.paths, test.unreadable) if damaged else []
         test_split = test.without(unreadable).split()
@@ -114,6 +114,17 @@ class _Part(NamedTuple):
         return Split(self.images, self.files.labels_N)
 
     def decoded(self) -> Split:
+        """The images in memory. The next image takes the place of a damaged one, as if they were decoded on use."""
+        images_NCHW = torch.empty(self.images.shape, dtype=torch.uint8)
+        rows_NCHW = images_NCHW.numpy()
+
+        def read(index: int) -> int:
+            return self.images.read_into(rows_NCHW[index : index + 1], [index])[0]
+
+        used = map_in_threads(read, range(len(self.images)), "Reading images")
+        return Split(images_NCHW, self.files.labels_N[torch.tensor(used)])
+
+    def decoded_without_damaged(self) -> Split:
         """The images in memory, without damaged ones."""
         images_NCHW = torch.empty(self.images.shape, dtype=torch.uint8)
         rows_NCHW = images_NCHW.numpy()

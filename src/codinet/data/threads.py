@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -73,10 +74,11 @@ class DaemonThreadPool:
 
     def close(self) -> None:
         """Cancel queued calls, wait briefly for running ones, and stop the threads."""
-        while not self._calls.empty():
-            queued = self._calls.get()
-            if queued is not None:
-                queued[0].cancel()
+        with suppress(Empty):
+            while True:
+                queued = self._calls.get_nowait()
+                if queued is not None:
+                    queued[0].cancel()
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from codinet.checks import require_flag, require_whole, shown
+from codinet.checks import MOST_VIEWS, require_flag, require_whole, shown
 from codinet.errors import UserError
 
 _MAX_PAD = 4  # times the longest side
-_MAX_VIEWS = 10_000  # of an image
 _MAX_SIDE = 65_535  # of a blank square; images are smaller
 
 
@@ -85,7 +84,7 @@ def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool,
         The views, those of one image next to each other: rows i·views to i·views+views-1 show image i.
     """
     _require_images(images_LCHW)
-    require_whole("views", views, 1, _MAX_VIEWS)
+    require_whole("views", views, 1, MOST_VIEWS)
     require_whole("pad", pad, 0, _MAX_PAD * max(images_LCHW.shape[2:]))
     require_whole("blank", blank, 0, _MAX_SIDE)
     require_flag("flip", flip)

@@ -145,8 +145,8 @@ class BlockDropMethod(Method):
 
     def begin_epoch(self, stage: Stage, epoch: int, routers: Routers) -> None:
         assert isinstance(routers, PolicyRouters)
-        held = stage.name == "curriculum"
-        routers.free_last(math.ceil(routers.number * (epoch + 1) / stage.epochs) if held else routers.number)
+        free = {"static": 0, "curriculum": math.ceil(routers.number * (epoch + 1) / stage.epochs)}
+        routers.free_last(free.get(stage.name, routers.number))
 
     def loss(self, classification: torch.Tensor, batch: PathBatch) -> PathLoss:
         """L_cls + γ · cost − w · (reward of the sample − reward of hard decisions) · log π(sample) + decay.

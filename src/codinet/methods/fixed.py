@@ -121,9 +121,11 @@ class FixedMethod(Method):
 
     def begin_stage(self, stage: Stage, start: StageStart) -> None:
         routers = start.routers
+        assert isinstance(routers, BiasRouters)
+        if stage.name == "static":
+            routers.set_path([True] * len(start.run_share_N))
         if stage.name != "path" or start.budget is None:
             return
-        assert isinstance(routers, BiasRouters)
 
         def loss_of(path: list[bool]) -> float:
             routers.set_path(path)
