@@ -1,6 +1,7 @@
 """Weights of a library's network: reading files of other programs, and loading them into a routed network."""
 
 import copy
+import hashlib
 import os
 import pickle
 from collections import OrderedDict
@@ -164,3 +165,27 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_only_libraries_publish_weights() -> None:
     with pytest.raises(UserError, match="--pretrained requires a network of timm or torchvision, got resnet14"):
         pretrained_weights(ModelConfig("resnet14"))
+
+
+def test_published_weights_bring_their_classes_and_print_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        torchvision = import_vision("torchvision")
+    except UserError as error:
+        pytest.skip(str(error))
+    tensors = torchvision.models.resnet18(num_classes=1000).state_dict()
+    digest = hashlib.sha256(write(tensors, tmp_path / "weights.pth").read_bytes()).hexdigest()
+    file = (tmp_path / "weights.pth").rename(tmp_path / f"resnet18-{digest[:8]}.pth")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    published = type(torchvision.models.ResNet18_Weights.DEFAULT)
+    monkeypatch.setattr(published, "url", property(lambda _: file.as_uri()))
+
+    whole = create_model("torchvision:resnet18", pretrained=True)
+    assert whole.config is not None
+    assert whole.config.num_classes == 1000
+    assert torch.equal(whole.get_submodule(whole.classifier).weight, tensors["fc.weight"])  # type: ignore[arg-type]
+    new = create_model("torchvision:resnet18", pretrained=True, num_classes=3)
+    assert len(new.get_submodule(new.classifier).weight) == 3  # type: ignore[arg-type]
+    assert torch.equal(new.state_dict()["layer1.0.conv1.weight"], tensors["layer1.0.conv1.weight"])
+    assert capsys.readouterr().out == ""

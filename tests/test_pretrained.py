@@ -22,6 +22,7 @@ from codinet import CoDiNet, ModelConfig, UserError, create_model
             classes=("zero", "one", "two|<b>"),
             mean=(33.3,),
             std=(78.6,),
+            crop=0.9,
         ),
         ModelConfig("resnet32", routed=False, stride_on="1x1"),
     ],
@@ -48,7 +49,7 @@ def test_saving_and_loading_keep_config_and_weights(config: ModelConfig, tmp_pat
     assert "## Results" not in card
     if config.classes:
         assert "| classes | 3: zero, one, two\\|&lt;b&gt; |" in card
-        assert "| images, C×H×W | 1×28×28 |\n| mean of bytes | 33.3 |\n| std of bytes | 78.6 |" in card
+        assert "| images, C×H×W | 1×28×28 |\n| mean of bytes | 33.3 |\n| std of bytes | 78.6 |\n| crop" in card
 
 
 def test_a_model_card_states_the_results_and_an_existing_card_is_kept(tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def test_a_model_card_states_the_results_and_an_existing_card_is_kept(tmp_path: 
         ("config.json", {"classes": ["a", "b"]}, "classes must have 3 entries, got 2"),
         ("config.json", {"mean": [1, 2, "3"]}, "mean must be finite numbers, got"),
         ("config.json", {"std": [1, 2, 0]}, "std must be positive numbers, got"),
+        ("config.json", {"crop": 2}, "crop must be a finite number from 0.01 to 1, got 2"),
         ("config.json", {"std": [1.0]}, "std must have 3 entries, got 1"),
         ("config.json", {"arch": "resnet15"}, "Unknown architecture 'resnet15'"),
         ("model.safetensors", b"damaged", "is damaged or not a safetensors file"),
@@ -113,7 +115,7 @@ def test_configs_saved_without_image_shape_stay_loadable(tmp_path: Path) -> None
     create_model("resnet14", num_classes=3).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     content = json.loads(file.read_text())
-    for later in ("image_shape", "relaxation", "tau", "classes", "mean", "std"):
+    for later in ("image_shape", "relaxation", "tau", "classes", "mean", "std", "crop"):
         del content[later]
     file.write_text(json.dumps(content))
     loaded = CoDiNet.from_pretrained(tmp_path)

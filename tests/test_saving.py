@@ -24,13 +24,19 @@ FUNCTION = """
 import torch
 from torch import nn
 
+class DropPath(nn.Module):
+    drop_prob = None  # as in many repositories
+
+    def forward(self, x):
+        return x
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer = nn.Conv2d(8, 8, 3, padding=1)
+        self.layer, self.drop = nn.Conv2d(8, 8, 3, padding=1), DropPath()
 
     def forward(self, x):
-        return x + self.layer(x).relu()
+        return x + self.drop(self.layer(x).relu())
 
 class Net(nn.Module):
     def __init__(self, num_classes):

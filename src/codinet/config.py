@@ -110,6 +110,8 @@ class ModelConfig(NetworkConfig):
     """Mean of each channel, of bytes from 0 to 255; None if unknown. Images are normalised as (bytes - mean) / std."""
     std: tuple[float, ...] | None = None
     """Standard deviation of each channel; None if unknown."""
+    crop: float = 1.0
+    """The fraction of the shorter side that is kept, at the centre, when an image file is scaled."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from codinet.checks import require_flag, require_number
 from codinet.config import ModelConfig
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork
-from codinet.networks import build, load_library_weights, pretrained_weights
+from codinet.networks import build, load_library_weights, pretrained_weights, published_classes
 from codinet.specs import OWN, PYTHON, allow_code, require_arch
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def create_model(
         stride_on: Which convolution of a bottleneck strides, "3x3" or "1x1"; for codinet's own networks.
         pretrained: For codinet's own networks, a trained network of the zoo by name (see `list_pretrained()`), or a
             data set such as "cifar10" for the most accurate network of this kind on it; arguments that differ from
-            the network are a `UserError`. For networks of timm and torchvision, True loads their published weights.
+            the network are a `UserError`. For networks of timm and torchvision, True loads their published weights;
+            with another `num_classes`, the classifier keeps its initial ones.
         image_shape: Channels, height and width of the images; for networks that accept one size only.
         widths: Channels between the convolutions of each block of a pruned network of codinet's own.
         blocks: Names of the residual blocks, with wildcards and separated by commas; by default those of the family.
@@ -87,7 +88,10 @@ def create_model(
     model = build(ModelConfig(**requested, drop_path=drop_path))
     if pretrained:
         assert model.config is not None
-        load_library_weights(model, pretrained_weights(model.config), name)
+        tensors = pretrained_weights(model.config)
+        if num_classes is None and (published := published_classes(model, tensors)) is not None:
+            model = build(ModelConfig(**requested, drop_path=drop_path, num_classes=published))
+        load_library_weights(model, tensors, name)
     return model
 
 

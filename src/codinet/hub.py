@@ -271,7 +271,7 @@ def model_card(config: ModelConfig, groups: Sequence[int], results: Mapping[str,
         "```",
         "",
         "Images are bytes from 0 to 255, normalised as `(images - mean) / std` per channel. `config.json` holds "
-        "`classes`, `mean`, `std` and `image_shape`, and so does `model.config`.",
+        "`classes`, `mean`, `std`, `image_shape` and `crop`, and so does `model.config`.",
         "",
         "Made with codinet, which implements Wang et al., *CoDiNet: Path Distribution Modeling with Consistency and "
         "Diversity for Dynamic Routing*, IEEE TPAMI, and other methods.",
@@ -334,6 +334,8 @@ def _facts(config: ModelConfig, results: Mapping[str, Any]) -> list[tuple[str, s
         values = getattr(config, name)
         if values is not None:
             facts.append((f"{name} of bytes", ", ".join(f"{value:.4g}" for value in values)))
+    if config.crop < 1:
+        facts.append(("crop of files, of the shorter side", f"{config.crop:g}"))
     return facts
 
 

@@ -30,7 +30,7 @@ from codinet.checks import (
     require_whole,
     shown,
 )
-from codinet.config import ModelConfig
+from codinet.config import SMALLEST_CROP, ModelConfig
 from codinet.errors import UserError
 from codinet.hub import WEIGHTS, cannot_load, find, floating_dtype, read_folder, upload, write_folder
 from codinet.methods.router_kinds import ROUTER_KINDS, build_routers
@@ -433,6 +433,7 @@ def checked_config(config: ModelConfig) -> ModelConfig:
     require_whole("num_classes", config.num_classes, 1, MOST_CLASSES)
     require_whole("in_channels", config.in_channels, 1, LARGEST_SIDE)
     require_number("drop_path", config.drop_path, 0, 1, below=True)
+    require_number("crop", config.crop, SMALLEST_CROP, 1)
     require_kind("blocks", "" if config.blocks is None else config.blocks, str, "names of blocks")
     shape = ARCHITECTURES.get(config.arch)
     if shape is None and not (isinstance(config.widths, tuple | list) and len(config.widths) == 0):

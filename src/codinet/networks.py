@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,7 +281,7 @@ def pretrained_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
         raise UserError(f"--pretrained requires a network of timm or torchvision, got {config.arch}.")
     _library_function(spec)
     try:
-        with _download_timeout():
+        with _download_timeout(), redirect_stdout(sys.stderr):  # torchvision prints what it downloads
             if spec.library == TORCHVISION:
                 return dict(_torchvision_weights(spec).get_state_dict(progress=False, check_hash=True))
             options: dict[str, Any] = {"in_chans": config.in_channels}
@@ -333,6 +333,12 @@ def library_names(model: RoutedNetwork) -> dict[str, str]:
     """For each tensor of a network, its name in its library. Routers are left out."""
     names = (name for name in model.state_dict() if not name.startswith("routers."))
     return {name: name.removeprefix("module.") for name in names}
+
+
+def published_classes(model: RoutedNetwork, tensors: Mapping[str, torch.Tensor]) -> int | None:
+    """The number of classes of a network's weights by the library's names; None if they have no classifier."""
+    weight = tensors.get(library_names(model).get(f"{model.classifier}.weight", ""))
+    return None if weight is None else len(weight)
 
 
 def load_library_weights(model: RoutedNetwork, tensors: Mapping[str, torch.Tensor], source: str) -> list[str]:

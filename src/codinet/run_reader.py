@@ -110,6 +110,7 @@ class DataInfo:
             classes=self.classes,
             mean=self.mean,
             std=self.std,
+            crop=self.crop,
         )
 
 

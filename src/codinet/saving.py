@@ -96,7 +96,7 @@ def find_config(model: RoutedNetwork, arch: str | None = None) -> ModelConfig:
     if require_arch(arch).library == PYTHON:
         allow_code(arch)  # the caller names it
     classifier: Any = model.get_submodule(model.classifier) if model.classifier else None
-    if not isinstance(classifier, nn.Linear):
+    if not isinstance(classifier, nn.Linear | nn.Conv2d):
         raise UserError("A network without a linear classifier cannot be saved.")
     config = ModelConfig(
         arch,
@@ -104,7 +104,7 @@ def find_config(model: RoutedNetwork, arch: str | None = None) -> ModelConfig:
         routed=model.router_name is not None,
         router=model.router_name or "fc",  # type: ignore[arg-type]  # one of the choices
         drop_path=_drop_path(model),
-        num_classes=classifier.out_features,
+        num_classes=len(classifier.weight),
         in_channels=model.in_channels or 3,
         image_shape=model.image_shape,
     )
@@ -114,7 +114,7 @@ def find_config(model: RoutedNetwork, arch: str | None = None) -> ModelConfig:
 
 def _drop_path(model: nn.Module) -> float:
     """The highest rate of stochastic depth, which is that of the last block."""
-    rates = [getattr(part, _DROP_PATH.get(type(part).__name__, ""), 0.0) for part in model.modules()]
+    rates = [getattr(part, _DROP_PATH.get(type(part).__name__, ""), 0.0) or 0.0 for part in model.modules()]
     return float(max(rates))
 
 

@@ -141,6 +141,30 @@ def test_engines_skip_its_blocks(block: type[Residual], engine: Any) -> None:
     torch.testing.assert_close(got.scores_BN2, wished.scores_BN2, rtol=1e-5, atol=1e-5)
 
 
+class HeadFirst(Chain):
+    """A head that is defined before the blocks, which have linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = self.blocks
+        del self.blocks
+        self.head, self.blocks = nn.Conv2d(12, 5, 1), blocks  # type: ignore[assignment]
+        self.blocks[3].extra = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3), keepdim=True)).flatten(1)
+
+
+def test_the_classifier_is_the_last_layer_that_the_forward_calls() -> None:
+    assert make_dynamic(made(), blocks=Residual, image_shape=SHAPE).classifier == "module.head"
+    network = make_dynamic(HeadFirst(), blocks=Residual, image_shape=SHAPE)
+    assert network.classifier == "module.head"
+    assert isinstance(network.get_submodule(network.classifier), nn.Conv2d)
+
+
 # --- features that are no maps
 
 

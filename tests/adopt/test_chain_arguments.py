@@ -65,6 +65,16 @@ class GoesPast(Chain):
         return self.head(F.pad((self.blocks[0](x) + x).mean((2, 3)), (0, 4)))
 
 
+class Drops(Chain):
+    """Stochastic depth by hand: in training the first block is left out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks[1:] if self.training else self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
 class TwoOut(Chain):
     def forward(self, x: torch.Tensor) -> Any:
         return super().forward(x), x
@@ -98,11 +108,17 @@ class Plain(nn.Sequential):
         (Twice(), Residual, r"blocks\.0 runs more than once"),
         (GoesPast(), Residual, r"A tensor bypasses blocks\.0 and is used after it"),
         (Draws(), Residual, "The traced parts of this Draws give other logits than its forward"),
+        (
+            Drops(),
+            Residual,
+            r"does not call its blocks as in evaluation \(blocks\.0\); let it call every block in both",
+        ),
         (TwoOut(), Residual, "must take images only and return logits only"),
         (nn.Sequential(nn.Linear(3, 3)), "0", "must have a convolution, got a Sequential without one"),
     ],
 )
 def test_networks_that_cannot_be_routed_are_refused(module: nn.Module, blocks: Any, sentence: str) -> None:
+    torch.manual_seed(0)  # or a forward that draws may draw nearly the same twice
     with pytest.raises(UserError, match=sentence):
         make_dynamic(module, blocks=blocks)
 

@@ -85,6 +85,7 @@ def test_usual_decisions_are_those_of_the_test_images(
         (["--out", "m.onnx", "--opset", "3"], "opset must be from 13 to 22, got 3"),
         (["--out", "m.onnx", "--kind", "dynamic"], "--kind"),
         (["--out", "m.onnx", "--usual", "--kind", "masked"], "--usual applies to the kind routed"),
+        (["--out", "m.onnx", "--threshold", "0.9", "--kind", "static"], "--threshold applies to the kinds routed and"),
         (["--out", "nowhere/m.onnx"], "Could not write"),
     ],
 )

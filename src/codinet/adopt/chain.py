@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from codinet.adopt.families import fixed_size
-from codinet.adopt.parts import count_groups, first_convolution, last_linear, make_routers
+from codinet.adopt.parts import count_groups, first_convolution, last_classifier, make_routers
 from codinet.adopt.tracing import (
     BlockCall,
     Blocks,
@@ -135,6 +135,7 @@ class AdoptedChain(RoutedNetwork):
         in_training, in_evaluation = trace_forward(module, names)
         calls = find_skippable(module, in_evaluation, names, images)
         names, layouts = list(calls), [call.layout for call in calls.values()]
+        _require_same_calls(module, in_training, in_evaluation, names)
         graphs = zip(split_graph(in_training, names), split_graph(in_evaluation, names), strict=True)
         self._stem, *befores, self._head = [Segment(module, *both) for both in graphs]
         self._first_layout, self._last_layout = layouts[0], layouts[-1]
@@ -173,7 +174,23 @@ class AdoptedChain(RoutedNetwork):
 
     @property
     def classifier(self) -> str:
-        return last_linear(self)
+        _, in_evaluation = self._head.graphs
+        called = [str(node.target) for node in in_evaluation.nodes if node.op == "call_module"]
+        return next(filter(None, (last_classifier(self, f"module.{name}") for name in reversed(called))), "")
+
+
+def _require_same_calls(module: nn.Module, in_training: fx.Graph, in_evaluation: fx.Graph, names: list[str]) -> None:
+    """Require that the forward calls the same blocks in training and in evaluation."""
+    ours, others = (
+        [str(node.target) for node in graph.nodes if node.op == "call_module" and node.target in names]
+        for graph in (in_training, in_evaluation)
+    )
+    if ours != others:
+        changed = next((name for name in names if ours.count(name) != others.count(name)), names[0])
+        raise UserError(
+            f"In training the forward of this {type(module).__name__} does not call its blocks as in evaluation "
+            f"({changed}); let it call every block in both modes."
+        )
 
 
 @torch.no_grad()

@@ -19,10 +19,22 @@ def first_convolution(module: nn.Module) -> nn.Conv2d:
     raise UserError(f"The network must have a convolution, got a {type(module).__name__} without one.")
 
 
-def last_linear(module: nn.Module) -> str:
-    """The name of the last linear layer outside the routers, which is the classifier; "" if there is none."""
-    names = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    return next((name for name in reversed(names) if not name.startswith("routers.")), "")
+def last_classifier(module: nn.Module, part: str) -> str:
+    """The name of the last layer in a part of a module that can be a classifier: a linear layer or a 1×1 convolution.
+
+    Args:
+        module: The module.
+        part: The name of the part.
+
+    Returns:
+        The name in the module; "" if there is none.
+    """
+    names = [name for name, layer in module.get_submodule(part).named_modules() if _fits(layer)]
+    return f"{part}.{names[-1]}".rstrip(".") if names else ""
+
+
+def _fits(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1))
 
 
 def count_groups(names: Sequence[str]) -> tuple[int, ...]:

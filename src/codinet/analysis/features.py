@@ -77,7 +77,8 @@ def collect_outputs(
         with exact_inference():
             images_BCHW = batch(rows).contiguous(memory_format=torch.channels_last)  # faster on CPUs
             output = network(images_BCHW, force=None if force_TN is None else force_TN[rows].float())
-            features_BD = last_input() if feature_layer is not None else output.logits_BK[:, :0]
+            # A convolution that classifies gets features with a height and a width of 1.
+            features_BD = last_input().flatten(1) if feature_layer is not None else output.logits_BK[:, :0]
             return Outputs(
                 output.logits_BK.cpu(),
                 output.path_BN.to(torch.uint8).cpu(),

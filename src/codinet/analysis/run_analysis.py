@@ -238,6 +238,11 @@ def _subject(folder: RunFolder, dataset: Dataset, device: torch.device) -> Subje
 def _network(folder: RunReader, device: torch.device) -> tuple[nn.Module, nn.Module]:
     """The network, and its last layer, whose input are the features."""
     model = folder.load_model(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if not model.classifier:
+        raise UserError(
+            f"{folder.path} cannot be analysed: features are the input of the last linear layer or 1×1 convolution "
+            f"after the blocks, and {folder.config.network.arch} has none."
+        )
     return model, model.get_submodule(model.classifier)
 
 

@@ -33,8 +33,8 @@ class Args:
     path, any batch size. Default: routed, or static for a run without routers or with --path."""
     path: str | None = None
     """Blocks that a static file runs, as digits: 0101…. Default: all."""
-    threshold: float = 0.5
-    """Default of the file's `threshold` input; a lower one runs more blocks."""
+    threshold: float | None = None
+    """Default of the file's `threshold` input; a lower one runs more blocks. Default: 0.5."""
     opset: int | None = None
     """Version of the ONNX operators: from 13 to 22, default 17; for networks of other libraries from 18 to 20, default
     18."""
@@ -49,7 +49,8 @@ class Args:
 
 def run(args: Args) -> None:
     """Write the file and compare it with the network on random images and test images."""
-    require_probability("threshold", args.threshold)
+    threshold = 0.5 if args.threshold is None else args.threshold
+    require_probability("threshold", threshold)
     if args.out.suffix != ".onnx":
         raise UserError(f"--out must end in .onnx, got {args.out}.")
     if args.path is not None and set(args.path) - set("01"):
@@ -65,6 +66,8 @@ def run(args: Args) -> None:
     kind = args.kind or ("static" if args.path is not None or model.routers is None else "routed")
     if args.usual and kind != "routed":
         raise UserError(f"--usual applies to the kind routed, got {kind}; remove it.")
+    if args.threshold is not None and kind == "static":
+        raise UserError("--threshold applies to the kinds routed and masked, got static; use --path, or remove it.")
     images_BCHW = _test_images(folder, args.data_root)
     checked = export(
         model,
@@ -72,9 +75,9 @@ def run(args: Args) -> None:
         ExportInfo(data.classes, data.mean, data.std, data.image_shape, data.crop),
         kind=kind,
         path=None if args.path is None else [int(digit) for digit in args.path],
-        threshold=args.threshold,
+        threshold=threshold,
         opset=args.opset,
-        usual=usual_of(folder, model, args.threshold, wanted=args.usual) if kind == "routed" else None,
+        usual=usual_of(folder, model, threshold, wanted=args.usual) if kind == "routed" else None,
         images_BCHW=images_BCHW,
     )
     real = 0 if images_BCHW is None else len(images_BCHW)
