@@ -118,16 +118,15 @@ class ShardStore:
         except OSError as error:
             raise files.unreadable(self.bucket.name(self.names[shard]), error) from error
 
-    def renew(self, shard: int) -> bool:
-        """Remove a damaged shard from the cache, so that it is downloaded again; whether it is worth another look."""
+    def renew(self, shard: int) -> None:
+        """Remove a damaged shard from the cache, so that it is downloaded again. Only once; a folder is no cache."""
         with self._lock:
             if self.bucket.folder is not None or shard in self._renewed:
-                return False
+                return
             self._renewed.add(shard)
             self._open.pop(shard, None)
             with suppress(OSError):
                 (self.folder / self.names[shard]).unlink()
-        return True
 
     def expect(self, shards: Sequence[int]) -> None:
         """Say which shards will be used, in this order, so that they are downloaded a few ahead."""
@@ -244,7 +243,8 @@ class ShardFiles(Sequence[bytes]):
         row = range(len(self))[index] if self.order_N is None else int(self.order_N[index])
         shard, start, size, crc = (int(column[row]) for column in self.table[:4])
         content = self.store.read(shard, start, size)
-        if zlib.crc32(content) != crc and self.store.renew(shard):
+        if zlib.crc32(content) != crc:
+            self.store.renew(shard)
             content = self.store.read(shard, start, size)
         if len(content) != size or zlib.crc32(content) != crc:
             raise files.DamagedError(
