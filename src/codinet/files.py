@@ -240,7 +240,7 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor], about: Any = None) -> byte
     """The content of the file that `save_tensors` writes."""
     from safetensors.torch import save
 
-    plain = {name: _plain(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    plain = _unshared({name: _plain(tensor.detach().cpu()) for name, tensor in tensors.items()})
     note = to_json(about, sort_keys=True)
     return _sort_metadata(save(plain, metadata={"about": note, "sha256": _digest(plain, note)}))
 
@@ -250,6 +250,17 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
     # A tensor of one element counts as contiguous with any stride.
     return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() == 1 else tensor.contiguous()
+
+
+def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, with copies of those that share memory with another one, which safetensors refuses."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return separate
 
 
 def load_tensors(path: Path, *, foreign: bool = False) -> tuple[dict[str, torch.Tensor], Any]:

@@ -72,21 +72,10 @@ def write_folder(
     except OSError as error:
         raise UserError(f"Cannot make the folder {folder}: {error.strerror}; choose another one.") from error
     about = {"config": asdict(config), "versions": library_versions(config.arch)}
-    files.save_tensors(folder / WEIGHTS, _unshared(tensors), about)
+    files.save_tensors(folder / WEIGHTS, tensors, about)
     files.write_json(folder / CONFIG, asdict(config))
     if not (folder / CARD).exists():
         files.write(folder / CARD, card.encode())
-
-
-def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, with copies of those that share memory with another one, which safetensors refuses."""
-    seen: set[int] = set()
-    separate = {}
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        separate[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return separate
 
 
 def is_run_folder(folder: Path) -> bool:

@@ -72,7 +72,7 @@ def _route(
         except UserError as error:
             raise UserError(f"{error} (Its blocks were selected with blocks={pattern!r}.)") from error
     try:
-        return AdoptedResNet(module, router, image_shape)
+        return AdoptedResNet(module, router, image_shape, check=check)
     except UserError as error:
         advice = _advice(module, image_shape)
         if any(re.fullmatch(r"layer\d+", name) for name, _ in module.named_children()):  # it looks like a ResNet

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+import torch
 from torch import nn
 
 from codinet.backbones import Block
+from codinet.checks import shown
 from codinet.errors import UserError
 from codinet.methods.router_kinds import build_routers
+from codinet.model import RoutedNetwork, in_evaluation
 from codinet.routers import Routers
 
 
@@ -52,3 +55,25 @@ def make_routers(
     first = first_convolution(module)
     routers = build_routers(router, [block.in_channels for block in blocks], first.in_channels, groups)
     return routers.to(first.weight.device, first.weight.dtype).train(module.training)
+
+
+@torch.no_grad()
+def require_same_logits(network: RoutedNetwork, module: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Require the module's logits when every block runs. They differ e.g. if the forward draws random numbers."""
+    weight = first_convolution(network).weight
+    if weight.is_meta or type(module).forward is nn.Module.forward:  # a container of the parts
+        return
+    generator = torch.Generator().manual_seed(0)  # leaves the global RNG state unchanged
+    images_1CHW = torch.randn(1, *shape, generator=generator).to(weight.device, weight.dtype)
+    with in_evaluation(module), in_evaluation(network):
+        expected_1K = module(images_1CHW)
+        if not isinstance(expected_1K, torch.Tensor):
+            raise UserError(f"The network must return logits as a tensor, got {shown(expected_1K)}.")
+        expected_1K = expected_1K.float()
+        logits_1K = network(images_1CHW, force=torch.ones(len(network.blocks))).logits_BK
+    tolerance = 0.01 * expected_1K.abs().max().item()
+    if not torch.allclose(logits_1K, expected_1K, rtol=0.01, atol=tolerance, equal_nan=True):
+        raise UserError(
+            f"The traced parts of this {type(module).__name__} give other logits than its forward; move all operations "
+            "of its forward into modules, or name its residual blocks with blocks."
+        )

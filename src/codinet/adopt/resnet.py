@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from codinet.adopt.blank import meta_copy
-from codinet.adopt.parts import count_groups, first_convolution, make_routers
+from codinet.adopt.parts import count_groups, first_convolution, make_routers, require_same_logits
 from codinet.backbones import Block
 from codinet.checks import require_image_shape, shown
 from codinet.errors import UserError, first_line
@@ -87,11 +87,19 @@ class AdoptedResNet(RoutedNetwork):
         module: The ResNet.
         router: The kind of router; None adds no routers.
         image_shape: Channels, height and width of the images; None if unknown.
+        check: Whether to compare its logits with those of the module.
     """
 
     paper_unit = 1
 
-    def __init__(self, module: nn.Module, router: str | None, image_shape: tuple[int, int, int] | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        router: str | None,
+        image_shape: tuple[int, int, int] | None = None,
+        *,
+        check: bool = True,
+    ) -> None:
         super().__init__()
         if image_shape is not None:
             image_shape = require_image_shape(image_shape)
@@ -113,6 +121,8 @@ class AdoptedResNet(RoutedNetwork):
             raise UserError(f"image_shape must have {self.in_channels} channels, got {shown(image_shape)}.")
         self.image_shape = image_shape
         self.training = self.dropout.training = module.training  # the module's own parts keep their modes
+        if check:
+            require_same_logits(self, module, image_shape or (self.in_channels, 224, 224))
 
     def stem(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         x_BCHW = images_BCHW

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import fx, nn
 
-from codinet.adopt.chain import ChainBlock
+from codinet.adopt.chain import AdoptedChain, ChainBlock
 from codinet.adopt.resnet import AdoptedBlock, AdoptedResNet
 from codinet.engines.folding import fold_pair, has_fused
 from codinet.model import RoutedNetwork
@@ -107,10 +107,20 @@ class _Tracer(fx.Tracer):
 
 
 def _pairs(model: RoutedNetwork) -> Iterator[_Pair]:
-    """Convolutions whose output goes to a BatchNorm and nowhere else, in the stem of a ResNet and in blocks."""
+    """Convolutions whose output goes to a BatchNorm and nowhere else, in the stem of a ResNet and in blocks.
+
+    Layers that several places share are left out, because each place would fold its own BatchNorm into them.
+    """
+    root = model.module if isinstance(model, AdoptedChain) else model
+    places = Counter(part for _, part in root.named_modules(remove_duplicate=False))
+
+    def fits(parent: nn.Module, conv_name: str, norm_name: str) -> bool:
+        conv, norm = parent.get_submodule(conv_name), parent.get_submodule(norm_name)
+        return places[conv] == places[norm] == 1 and _foldable(conv, norm)
+
     if isinstance(model, AdoptedResNet):
         for conv, norm in pairwise(model.stem_parts):
-            if _foldable(model.get_submodule(conv), model.get_submodule(norm)):
+            if fits(model, conv, norm):
                 yield model, conv, norm
     for block in model.blocks:
         if not isinstance(block, AdoptedBlock | ChainBlock):
@@ -127,13 +137,14 @@ def _pairs(model: RoutedNetwork) -> Iterator[_Pair]:
                 continue
             conv, norm = str(source.target), str(node.target)
             once = calls[conv] == calls[norm] == 1
-            if once and _foldable(inner.get_submodule(conv), inner.get_submodule(norm)):
+            if once and fits(inner, conv, norm):
                 yield inner, conv, norm
 
 
 def _foldable(conv: nn.Module, norm: nn.Module) -> bool:
     return (
         type(conv) is nn.Conv2d
+        and isinstance(conv.padding, tuple)
         and isinstance(norm, nn.BatchNorm2d)
         and norm.affine
         and norm.running_mean is not None

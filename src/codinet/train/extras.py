@@ -58,8 +58,10 @@ class Average:
 
 
 def _float_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters and running statistics, without BatchNorm's integer count of batches."""
-    return [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+    """Parameters and running statistics, each once, without BatchNorm's integer count of batches."""
+    names = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}  # one name if it is shared
+    tensors = model.state_dict()
+    return [tensors[name] for name in names.values() if tensors[name].is_floating_point()]
 
 
 class Teacher:
