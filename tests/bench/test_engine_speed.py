@@ -159,3 +159,8 @@ def test_a_batch_larger_than_the_images_is_rejected(batch: int) -> None:
     model = make_dynamic(module, blocks=Residual, image_shape=(3, 8, 8))
     with pytest.raises(UserError, match=f"batch must be from 1 to the number of images, 2, got {batch}"):
         compare(model, torch.randn(2, 3, 8, 8), batch=batch)
+
+
+@pytest.mark.parametrize(("calls", "slowest_of_95"), [(1, 1), (16, 16), (20, 19), (40, 38)])
+def test_the_95th_percentile_is_the_nearest_rank(calls: int, slowest_of_95: int) -> None:
+    assert engine_speed._percentile(range(calls, 0, -1), 0.95) == slowest_of_95

@@ -23,10 +23,11 @@ def test_other_methods_have_a_title(runs: list[Run]) -> None:
     assert run.method == "Conv-AIG"
 
 
-def test_row_names_are_m_d_if_all_differ(runs: list[Run]) -> None:
+def test_row_names_are_m_d_if_nothing_else_differs(runs: list[Run]) -> None:
     assert row_names(runs[:2]) == ["m_d = 0.25", "m_d = 1"]
     assert row_names(runs[:1]) == ["near <1>"]
     assert row_names([runs[0], with_losses(runs[1], beta=0.0)]) == ["near <1>", "far"]
+    assert row_names([runs[0], with_losses(runs[1], budget=0.3)]) == ["near <1>", "far"]
 
 
 @pytest.mark.parametrize(

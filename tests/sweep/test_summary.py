@@ -54,10 +54,10 @@ def test_held_out_images_replace_the_test_images(planned: list[PlannedRun], fake
     with pytest.raises(UserError, match="lacks the figures of the held-out images"):
         run(out, [plan], command=command) and read_result(out, plan)
     folder = RunWriter.open(out / plan.name)
-    held_out = dict.fromkeys(folder.load_evaluation(), 1) | {"accuracy": 80.0, "n": 8}
+    held_out = dict.fromkeys(folder.load_evaluation(), 1) | {"accuracy": 80.0, "n": 8, "loss": 9.0, "held_loss": 1.25}
     folder.keep_metrics([{"epoch": 1, **held_out, "accuracy": 70.0}, {"epoch": 2, **held_out}])
     result = read_result(out, plan)
-    assert (result.figures["accuracy"], result.figures["n"]) == (80.0, 8)
+    assert result.figures == {**dict.fromkeys(folder.load_evaluation(), 1), "accuracy": 80.0, "n": 8, "loss": 1.25}
     document = to_document([result], summarise([result]), {})
     assert document["units"]["accuracy"] == "percent of the held-out images"
 

@@ -74,9 +74,11 @@ def analyse_network(
         "images": len(index_S),
         "consistency": _consistency(original, augmented, augmentations, label_S, routed=subject.routed),
         "kl": measures.kl_summary(kl_S, augmentations.kind_B, KINDS),
-        "swapped": _swapped(subject, original, index_S, label_S, seed, progress),
         "usage": _usage(subject.paths),
     }
+    # A forced path runs its blocks at all positions, which changes the network of routers that decide by position.
+    if not _decides_by_position(subject.network):
+        figures["swapped"] = _swapped(subject, original, index_S, label_S, seed, progress)
     tensors = {
         "index": index_S,
         "kind": augmentations.kind_B,
@@ -111,6 +113,11 @@ def _outputs(
     return collect_outputs(
         subject.network, batch, len(index_S), advance, feature_layer=subject.classifier, force_TN=force_SN
     )
+
+
+def _decides_by_position(network: object) -> bool:
+    parts = network.modules() if isinstance(network, torch.nn.Module) else ()
+    return any(getattr(part, "per_position", False) for part in parts)
 
 
 def _consistency(

@@ -12,6 +12,7 @@ whole round cancels out.
 
 import copy
 import importlib.util
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -310,4 +311,4 @@ def _mean_macs(entry: Contestant, batches: Sequence[torch.Tensor], table: CostTa
 
 def _percentile(values: Sequence[float], fraction: float) -> float:
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
+    return ordered[math.ceil(fraction * len(ordered)) - 1]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codinet.analysis import RunAnalysis
@@ -102,8 +102,14 @@ def unique_slugs(names: Sequence[str]) -> list[str]:
 
 
 def row_names(runs: Sequence[Run]) -> list[str]:
-    """Names of runs in a grid: their margins m_d if these all differ, otherwise their own names."""
-    margins = [run.folder.config.losses.m_d for run in runs if run.folder.config.losses.beta > 0]
-    if len(runs) > 1 and len(set(margins)) == len(runs):  # without the diversity loss, m_d has no effect
+    """Names of runs in a grid: their margins m_d if nothing else differs, otherwise their own names."""
+    margins, rest = [], []
+    for run in runs:
+        config = run.folder.config
+        margins += (
+            [config.losses.m_d] if config.losses.beta > 0 else []
+        )  # without the diversity loss, m_d has no effect
+        rest.append(replace(config, losses=replace(config.losses, m_d=0.0)))
+    if len(runs) > 1 and len(set(margins)) == len(runs) and all(config == rest[0] for config in rest):
         return [f"m_d = {margin:g}" for margin in margins]
     return [run.name for run in runs]

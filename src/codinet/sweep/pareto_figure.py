@@ -10,7 +10,7 @@ from codinet.specs import slug
 from codinet.sweep.plan import method_of
 from codinet.sweep.summary import Group, images_of, pareto
 
-ALT = "Test accuracy against cost of a sweep's runs; a line joins the runs on the Pareto front."
+ALT = "Accuracy against cost of a sweep's runs; a line joins the runs on the Pareto front."
 MAX_LABELS = 16  # more would hide the points
 _PER_MAC = {1: "one per multiply-add", 2: "two per multiply-add"}
 

@@ -55,10 +55,10 @@ def read_result(out: Path, run: PlannedRun) -> Result:
     figures = folder.load_evaluation()
     if run.config.data.holdout:
         last = next(iter(folder.metrics()[-1:]), {})
-        names = (*COMPARED_FIGURES, "n")
-        if not last.keys() >= set(names):
+        if not last.keys() >= {*COMPARED_FIGURES, "n"}:
             raise UserError(f"{folder.path}/metrics.jsonl lacks the figures of the held-out images; train again.")
-        figures |= {name: last[name] for name in names}
+        last["loss"] = last.get("held_loss")  # its own one is that of the training
+        figures = {name: last[name] for name in figures if last.get(name) is not None}
     return Result(run.name, run.group, run.training_config(), figures, folder.environment, run.paper)
 
 
