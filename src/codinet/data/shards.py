@@ -141,7 +141,7 @@ class ShardStore:
         file = self._open.get(shard)
         if file is not None:
             return file
-        name = self.bucket.name(self.names[shard])
+        name, renewed = self.bucket.name(self.names[shard]), shard in self._renewed
         try:
             file = self._downloaded(shard) if self.bucket.folder is None else _File(self.folder / self.names[shard])
         except FileNotFoundError as error:
@@ -153,10 +153,12 @@ class ShardStore:
                 f"{name} is damaged: it has {file.size:,} bytes and should have {self.sizes[shard]:,}; {_PACK_AGAIN}."
             )
         with self._lock:
-            file = self._open.setdefault(shard, file)
-            if len(self._open) > _MAX_OPEN:
-                self._open.pop(next(iter(self._open)))  # closed when no thread uses it any more
-        return file
+            if renewed == (shard in self._renewed):
+                file = self._open.setdefault(shard, file)
+                if len(self._open) > _MAX_OPEN:
+                    self._open.pop(next(iter(self._open)))  # closed when no thread uses it any more
+                return file
+        return self._file(shard)  # another thread renewed the shard since this one was opened
 
     def _downloaded(self, shard: int) -> "_File":
         for _ in range(_ATTEMPTS):
