@@ -362,7 +362,8 @@ def load_library_weights(model: RoutedNetwork, tensors: Mapping[str, torch.Tenso
     known = {*names.values(), *_NOT_WEIGHTS}
     given |= {name: value for name, value in tensors.items() if name not in known and not name.startswith("routers.")}
     kept = load_parts(model, given, source)
-    without = bool(model.classifier) and not any(_part(name, model.classifier) == "classifier" for name in given)
+    classifier = model.classifier
+    without = bool(classifier) and not any(_part(name, classifier) == "classifier" for name in given)
     return [*kept, "classifier"] if without else kept
 
 

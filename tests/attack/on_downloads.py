@@ -18,7 +18,7 @@ from codinet.data.catalogue import Archive, KnownDataset, KnownFile, Layout
 
 
 class Server:
-    """Sends prepared bytes to whoever connects, and closes."""
+    """Answers each connection with prepared bytes and closes it."""
 
     def __init__(self) -> None:
         self.answers: list[bytes] = []

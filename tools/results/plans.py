@@ -101,11 +101,10 @@ def _frontier(source: str) -> list[PlannedRun]:
             starts[arch] = _linked_to(teacher, static(150, arch), "teacher")
             runs.append(starts[arch])
         large = next(iter(starts.values()))
+        used, links = (starts[arch], ("start", "teacher")) if started else (large, ("teacher",))
         config = replace(long, epochs=60 if started else 200, finetune=6 if started else 16).apply(base)
-        for run in plan(config, Grid((arch,), ("codinet", "vanilla"), budget=(budget,)), gpu=True):
-            runs.append(
-                _linked_to(starts[arch], run, "start", "teacher") if started else _linked_to(large, run, "teacher")
-            )
+        routed = plan(config, Grid((arch,), ("codinet", "vanilla"), budget=(budget,)), gpu=True)
+        runs += [_linked_to(used, run, *links) for run in routed]
         if equal:
             runs.append(_linked_to(teacher if started else large, static(216, equal), "teacher"))
     return runs

@@ -119,7 +119,7 @@ class ShardStore:
             raise files.unreadable(self.bucket.name(self.names[shard]), error) from error
 
     def renew(self, shard: int) -> None:
-        """Remove a damaged shard from the cache, so that it is downloaded again. Only once; a folder is no cache."""
+        """Remove a damaged shard from the cache, once, to download it again. A local folder stays as it is."""
         with self._lock:
             if self.bucket.folder is not None or shard in self._renewed:
                 return

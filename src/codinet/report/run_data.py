@@ -103,13 +103,10 @@ def unique_slugs(names: Sequence[str]) -> list[str]:
 
 def row_names(runs: Sequence[Run]) -> list[str]:
     """Names of runs in a grid: their margins m_d if nothing else differs, otherwise their own names."""
-    margins, rest = [], []
-    for run in runs:
-        config = run.folder.config
-        margins += (
-            [config.losses.m_d] if config.losses.beta > 0 else []
-        )  # without the diversity loss, m_d has no effect
-        rest.append(replace(config, losses=replace(config.losses, m_d=0.0)))
+    configs = [run.folder.config for run in runs]
+    # Without the diversity loss, m_d has no effect.
+    margins = [config.losses.m_d for config in configs if config.losses.beta > 0]
+    rest = [replace(config, losses=replace(config.losses, m_d=0.0)) for config in configs]
     if len(runs) > 1 and len(set(margins)) == len(runs) and all(config == rest[0] for config in rest):
         return [f"m_d = {margin:g}" for margin in margins]
     return [run.name for run in runs]
