@@ -27,7 +27,7 @@ PARTS = ("data", "network", "losses", "schedule", "extra")  # of a RunConfig, ea
 _ADDED_LATER = frozenset(
     {"cutout", "extra", "milestones", "watch", "crop", "blocks", "drop_path", "optimizer", "decay_norms", "clip"}
     | {"pretrained", "weights", "weights_sha256", "view", "min_area", "on_damaged", "grow_from", "accumulate"}
-    | {"method", "target_rate", "rate_weight", "policy_weight", "penalty", "widths"}
+    | {"method", "target_rate", "rate_weight", "policy_weight", "penalty", "widths", "teacher_views"}
 )
 
 if TYPE_CHECKING:
@@ -207,6 +207,9 @@ class ExtraConfig:
     """Run folder or zoo:NAME of a teacher for distillation; any network for the same classes."""
     teacher_sha256: str | None = None
     """SHA-256 that the weights of --teacher must have. Default: not checked when the run starts, fixed from then on."""
+    teacher_views: int = 0
+    """Fixed views of each training image, e.g. 32, that the teacher sees once, before the training, which makes a large
+    teacher cheap; steps use --views of them. Default: new views in every step, with the teacher in every step."""
     distill: float | None = None
     """Weight of the teacher in the classification loss; the labels have the rest. Default: 0.5."""
     distill_temperature: float = 4.0

@@ -200,6 +200,12 @@ def _check(config: RunConfig) -> None:
         ),
         (distill == 0 or extra.teacher is not None, "--distill requires --teacher, a run folder or zoo:NAME."),
         (extra.teacher is None or distill > 0, "--teacher requires --distill above 0, got 0."),
+        (extra.teacher_views == 0 or extra.teacher is not None, "--teacher-views requires --teacher."),
+        (
+            extra.teacher_views == 0 or schedule.views <= extra.teacher_views <= MOST_VIEWS,
+            f"--teacher-views must be from {schedule.views}, the --views of a step, to {MOST_VIEWS}, or 0, "
+            f"got {extra.teacher_views}.",
+        ),
         (extra.start is not None or extra.start_sha256 is None, "--start-sha256 requires --start."),
         (extra.teacher is not None or extra.teacher_sha256 is None, "--teacher-sha256 requires --teacher."),
         (extra.weights is not None or extra.weights_sha256 is None, "--weights-sha256 requires --weights."),

@@ -13,7 +13,7 @@ from codinet.adopt.resnet import AdoptedResNet
 from codinet.engines import BranchEngine, GatherEngine, MaskedEngine, StaticEngine
 from codinet.files import load_tensors, save_tensors
 from codinet.model import RoutedNetwork
-from codinet.train.extras import Average
+from codinet.train.averaging import Average
 
 SHAPE = (3, 16, 16)
 

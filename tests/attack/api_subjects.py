@@ -25,8 +25,8 @@ from codinet.relaxation import gumbel, hard, run_probability
 from codinet.routers import ROUTERS
 from codinet.thresholds import find_threshold
 from codinet.train import Objective
+from codinet.train.averaging import Average
 from codinet.train.budget import BudgetController
-from codinet.train.extras import Average
 from codinet.train.stages import Stage
 
 HAS_ONNX = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))

@@ -73,8 +73,8 @@ from codinet.resolving import resolve
 from codinet.routers import ROUTERS
 from codinet.thresholds import mean_cost, threshold_for
 from codinet.train import Objective
-from codinet.train.extras import distillation
 from codinet.train.stages import decay_scale
+from codinet.train.teaching import distillation
 
 SCORES = Call(hard, lambda: {"scores_B2": torch.randn(5, 2), "threshold": 0.5}, hard_decisions)
 NOISED = {"scores_B2": 0, "tau": 1.0, "generator": None}

@@ -27,10 +27,10 @@ from codinet.resolving import resolve
 from codinet.routers import ROUTERS
 from codinet.train import loop
 from codinet.train.budget import BudgetController
-from codinet.train.extras import Teacher
 from codinet.train.reporting import Reporter
 from codinet.train.stages import stages_of
 from codinet.train.step import Step, Task
+from codinet.train.teaching import Teacher
 
 CPU = torch.device("cpu")
 

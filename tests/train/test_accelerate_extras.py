@@ -15,10 +15,10 @@ from codinet.resolving import resolve
 from codinet.run_reader import DataInfo
 from codinet.train import accelerate
 from codinet.train.budget import BudgetController
-from codinet.train.extras import Teacher
 from codinet.train.splits import augmentation_of
 from codinet.train.stages import stages_of
 from codinet.train.step import Speed, Step, Task
+from codinet.train.teaching import Teacher
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU"),

@@ -13,8 +13,9 @@ from codinet.data.views import normalise, random_views
 from codinet.errors import UserError
 from codinet.model import RoutedNetwork
 from codinet.run_reader import DataInfo
-from codinet.train.extras import Average, Teacher, distillation
+from codinet.train.averaging import Average
 from codinet.train.step import Step
+from codinet.train.teaching import Teacher, distillation
 
 CPU = torch.device("cpu")
 Network = Callable[[int], RoutedNetwork]

@@ -8,7 +8,18 @@ from typing import Any, NamedTuple
 from codinet.config import RunConfig, flat, from_dict, to_dict
 from codinet.errors import unknown
 from codinet.presets import best, paper
-from codinet.sweep.plan import METHODS, Grid, Overrides, PlannedRun, Row, canonical, method_of, plan, plan_rows
+from codinet.sweep.plan import (
+    METHODS,
+    Grid,
+    Overrides,
+    PlannedRun,
+    Row,
+    SweepMethod,
+    canonical,
+    method_of,
+    plan,
+    plan_rows,
+)
 from tools.results.record import Record
 
 SEEDS = 0, 1, 2
@@ -61,58 +72,62 @@ def _paper(source: str) -> list[PlannedRun]:
 
 
 class _Point(NamedTuple):
-    """A routed network on the frontier."""
+    """A routed network on the frontier, and a static one of about the same cost."""
 
     arch: str
     budget: float
-    started: bool  # from a static network that is also the teacher; otherwise from scratch, with a larger teacher
-    equal: str | None = None  # a static network of about the same cost
+    equal: str
+    start: str | None = None  # a network of the zoo, which has been trained already; otherwise from scratch
 
 
-# The most important first. Networks from scratch learn from the static network that the first point starts from.
+# The most important first.
 _POINTS = {
     "cifar10": (
-        _Point("resnet110", 0.55, started=True, equal="resnet62"),
-        _Point("resnet56", 0.39, started=False, equal="resnet26"),
-        _Point("resnet56", 0.55, started=False),  # as the static ResNet-32 below
-        _Point("resnet56", 0.75, started=False, equal="resnet44"),
-        _Point("resnet32", 0.70, started=True),
-        _Point("resnet32", 0.36, started=True),
+        _Point("resnet110", 0.57, "resnet62", start="zoo:cifar10-resnet110-056"),
+        _Point("resnet56", 0.39, "resnet26"),
     ),
     "cifar100": (
-        _Point("resnet32x2", 0.43, started=True, equal="resnet56"),
-        _Point("resnet32", 0.64, started=False, equal="resnet20"),
+        _Point("resnet110", 0.47, "resnet56", start="zoo:cifar100-resnet110-047"),
+        _Point("resnet32", 0.64, "resnet20"),
     ),
 }
+_TEACHER = Overrides(watch="train", cutout=8, views=1, epochs=60)
+_STARTED = Overrides(watch="train", cutout=8, epochs=100, finetune=10)
+_SCRATCH = Overrides(watch="train", cutout=8, epochs=200, finetune=16)
+_VIEWS = 32  # of an image that the teacher sees
 
 
 def _frontier(source: str) -> list[PlannedRun]:
-    """Routed networks near the best cost for their accuracy, and static ones with as many epochs and equal teachers."""
-    base, long = best(source), Overrides(watch="train", cutout=8)
+    """Routed networks near the best cost for their accuracy, and static networks of equal cost with the same teacher.
 
-    def static(epochs: int, arch: str) -> PlannedRun:
-        (run,) = plan(replace(long, epochs=epochs).apply(base), Grid((arch,), ("static",)), gpu=True)
+    Vanilla routing is trained where both start from scratch: the networks of the zoo were trained with the path losses.
+    """
+
+    def one(overrides: Overrides, arch: str, method: SweepMethod, budget: float | None = None) -> PlannedRun:
+        grid = Grid((arch,), (method,), budget=() if budget is None else (budget,))
+        (run,) = plan(overrides.apply(best(source)), grid, gpu=True)
         return run
 
-    runs = [teacher := static(80, "resnet32x4")]
-    starts: dict[str, PlannedRun] = {}
-    for arch, budget, started, equal in _POINTS[source]:
-        if started and arch not in starts:
-            starts[arch] = _linked_to(teacher, static(150, arch), "teacher")
-            runs.append(starts[arch])
-        large = next(iter(starts.values()))
-        used, links = (starts[arch], ("start", "teacher")) if started else (large, ("teacher",))
-        config = replace(long, epochs=60 if started else 200, finetune=6 if started else 16).apply(base)
-        routed = plan(config, Grid((arch,), ("codinet", "vanilla"), budget=(budget,)), gpu=True)
-        runs += [_linked_to(used, run, *links) for run in routed]
-        if equal:
-            runs.append(_linked_to(teacher if started else large, static(216, equal), "teacher"))
-    return runs
+    teacher, first, later = one(_TEACHER, "resnet32x4", "static"), [], []
+    whole = (_SCRATCH.epochs or 0) + (_SCRATCH.finetune or 0)
+    for point in _POINTS[source]:
+        run = one(_STARTED if point.start else _SCRATCH, point.arch, "codinet", point.budget)
+        if point.start is not None:  # with the decay that the network was trained with
+            losses = replace(run.config.losses, score_decay=1e-4)
+            run = replace(run, config=_with_extra(replace(run.config, losses=losses), start=point.start))
+        first.append(run)
+        later.append(one(replace(_SCRATCH, epochs=whole), point.equal, "static"))
+        if point.start is None:
+            first.append(one(_SCRATCH, point.arch, "vanilla", point.budget))
+    taught = [
+        replace(run, config=_with_extra(run.config, teacher_views=_VIEWS), depends_on=teacher.name, links=("teacher",))
+        for run in [*first, *reversed(later)]
+    ]
+    return [teacher, *taught]
 
 
-def _linked_to(used: PlannedRun, run: PlannedRun, *links: str) -> PlannedRun:
-    """The run, which uses another one as its start, its teacher or both."""
-    return replace(run, depends_on=used.name, links=links)
+def _with_extra(config: RunConfig, **values: Any) -> RunConfig:
+    return replace(config, extra=replace(config.extra, **values))
 
 
 PLANS = {

@@ -38,7 +38,7 @@ def hashed_draws(seed: int, epoch: int | torch.Tensor, index_L: torch.Tensor, vi
 
     Args:
         seed: The seed of the run.
-        epoch: The epoch, a number or a scalar int64 tensor on the device of the indices.
+        epoch: The epoch, a number or an int64 tensor on the device of the indices: a scalar, or one for each image.
         index_L: The position of each image in the training split, int64.
         views: Views per image, M.
 
@@ -111,6 +111,11 @@ def mirrored(draws_BD: torch.Tensor, *, flip: bool) -> torch.Tensor:
 def blank_places(draws_BD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return where the blank square of every view is, as fractions of height and width."""
     return draws_BD[:, _BLANK], draws_BD[:, _BLANK + 1]
+
+
+def placing_draws(draws_BD: torch.Tensor) -> torch.Tensor:
+    """Return the numbers that place views of a fixed size, 5×B, as `padded_views` takes them."""
+    return draws_BD[:, _DOWN:].T
 
 
 def cut(

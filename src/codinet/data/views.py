@@ -88,14 +88,31 @@ def random_views(images_LCHW: torch.Tensor, views: int, *, pad: int, flip: bool,
     require_whole("pad", pad, 0, _MAX_PAD * max(images_LCHW.shape[2:]))
     require_whole("blank", blank, 0, _MAX_SIDE)
     require_flag("flip", flip)
-    device, number = images_LCHW.device, len(images_LCHW) * views
-    index_B = torch.arange(number, device=device).div(views, rounding_mode="floor")
     # One draw for all: a compiler may change the order of several draws, and with it the result of a seed.
-    down_B, across_B, side_B, *places = torch.rand(5 if blank else 3, number, device=device)
+    draws_DB = torch.rand(5 if blank else 3, len(images_LCHW) * views, device=images_LCHW.device)
+    return padded_views(images_LCHW, draws_DB, pad=pad, flip=flip, blank=blank)
+
+
+def padded_views(
+    images_LCHW: torch.Tensor, draws_DB: torch.Tensor, *, pad: int, flip: bool, blank: int = 0
+) -> torch.Tensor:
+    """Create the views that are given by numbers in [0, 1).
+
+    Args:
+        images_LCHW: Normalised images; zero is the mean colour.
+        draws_DB: For each view: the row and the column of the crop, whether it is mirrored, and, with `blank`, the row
+            and the column of the square. B is a multiple of L, and the views of an image are next to each other.
+        pad: Zeros on each side before the crop.
+        flip: Whether to mirror half of the views.
+        blank: The side of the square; 0 is off.
+    """
+    views = draws_DB.shape[1] // max(1, len(images_LCHW))
+    index_B = torch.arange(draws_DB.shape[1], device=images_LCHW.device).div(max(1, views), rounding_mode="floor")
+    down_B, across_B, side_B = draws_DB[:3]
     dy_B, dx_B = _choice(down_B, 2 * pad + 1), _choice(across_B, 2 * pad + 1)
     flip_B = side_B < (0.5 if flip else 0.0)
     views_BCHW = _cut(images_LCHW, index_B, dy_B, dx_B, flip_B, pad)
-    return blank_squares(views_BCHW, places[0], places[1], side=blank) if blank else views_BCHW
+    return blank_squares(views_BCHW, draws_DB[3], draws_DB[4], side=blank) if blank else views_BCHW
 
 
 def blank_squares(

@@ -14,7 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from codinet import cuda_graphs
-from codinet.data.batches import Loader
+from codinet.data.batches import Loader, Resident, Stream
 from codinet.engines.graph import GraphEngine, StaticGraphEngine, why_not
 from codinet.errors import UserError, first_line
 from codinet.kernels import available
@@ -22,7 +22,8 @@ from codinet.model import RoutedNetwork, routed_step, without_statistics
 from codinet.train.checkpoint import random_state, set_random_state
 from codinet.train.distributed import World
 from codinet.train.stages import Stage
-from codinet.train.step import LogitsFn, Speed, Step, Task
+from codinet.train.step import LogitsFn, Speed, Step, Task, teacher_function
+from codinet.train.teaching import answers
 
 StepFn = Callable[[], None]
 
@@ -101,7 +102,7 @@ def _try_build(task: Task, stage: Stage, execution: Execution) -> tuple[BuiltSte
     """The step compiled and captured, or the reason why that failed."""
     try:
         # Compiled code cannot contain the exchange of BatchNorm's statistics.
-        speed = Speed() if execution.sync_bn else fused() if execution.kernels else compiled()
+        speed = Speed() if execution.sync_bn else _speed_of(execution)
         step = Step(task, stage, _recomputing(speed, task.model) if execution.recompute else speed)
         # The random numbers of a captured step cannot be set back to compute a block again.
         captured = step.device.type == "cuda" and not execution.recompute
@@ -113,6 +114,40 @@ def _try_build(task: Task, stage: Stage, execution: Execution) -> tuple[BuiltSte
         raise
     except Exception as error:  # a compiler may raise anything, and training does not depend on it
         return None, first_line(error)
+
+
+def _speed_of(execution: Execution) -> Speed:
+    return fused() if execution.kernels else compiled() if execution.compile else Speed()
+
+
+def ask_teacher(task: Task, train: Resident | Stream, execution: Execution) -> torch.Tensor:
+    """Return the teacher's answers to all fixed views of the training images; see `teaching.answers`.
+
+    Args:
+        task: What is trained on what.
+        train: The training images.
+        execution: Resolved settings. Several processes do not compile the teacher, because that may fail in one only.
+    """
+    teacher, schedule, augmentation, world = task.teacher, task.config.schedule, task.augmentation, task.world
+    assert teacher is not None
+    assert schedule.batch is not None
+    rows = max(augmentation.fixed, schedule.batch // world.size // schedule.accumulate * augmentation.views)
+    rows -= rows % augmentation.fixed
+    device, shape = task.data.labels_N.device, (rows, task.data.images_NCHW.shape[1], *augmentation.size)
+
+    def ask(speed: Speed) -> torch.Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bool(execution.amp), cache_enabled=False):
+            logits_of = teacher_function(teacher, speed, shape, device)
+            return answers(logits_of, train, augmentation, world, rows=rows)
+
+    if execution.compile and world.alone:
+        try:
+            return ask(_speed_of(execution))
+        except UserError:
+            raise
+        except Exception:  # a compiler may raise anything; building the step reports it
+            pass
+    return ask(Speed())
 
 
 def _recomputing(speed: Speed, model: RoutedNetwork) -> Speed:

@@ -28,7 +28,7 @@ from codinet.runs import DATA_WAIT, RunFolder, RunWriter
 from codinet.specs import library_versions
 from codinet.thresholds import MISSED
 from codinet.train import checkpoint
-from codinet.train.accelerate import BuiltStep, Execution, build_step
+from codinet.train.accelerate import BuiltStep, Execution, ask_teacher, build_step
 from codinet.train.budget import estimated_cost
 from codinet.train.checkpoint import Checkpoint, Position, RunIdentity
 from codinet.train.distributed import World, seed_apart
@@ -123,6 +123,7 @@ class _Training:
         self.out, self.dataset, self.device, self.resume = out, dataset, device, resume
         self.reporter, self.world = reporter, world
         self.skipped: set[str] = set()  # damaged image files that were reported
+        self.answers: dict[tuple[int, int], torch.Tensor] = {}  # of the teacher to fixed views, by their size
         self.execution = execution = execution.resolve(device, world)
         self.sources = world.on_rank0(lambda: read_sources(config, out, resume=resume))
         self.config = config = self.sources.record_in(config)
@@ -312,11 +313,23 @@ class _Training:
 
     def _build_step(self, number: int, epoch: int) -> BuiltStep:
         """The step of a stage, for views of the size of an epoch."""
-        augmentation = replace(self.task.augmentation, size=self._view_size(number, epoch))
-        task = replace(self.task, data=self._window(augmentation), augmentation=augmentation)
+        task = replace(self.task, augmentation=replace(self.task.augmentation, size=self._view_size(number, epoch)))
+        if task.augmentation.fixed:
+            task = replace(task, answers_NVK=self._ask_teacher(task))
+        task = replace(task, data=self._window(task.augmentation))
         built = build_step(task, self.stages[number], self.execution, self.reporter.warn)
         self.execution = built.execution
         return built
+
+    def _ask_teacher(self, task: Task) -> torch.Tensor:
+        """The teacher's answers to fixed views. They are kept while the views have the same size."""
+        size = task.augmentation.size
+        if size not in self.answers:
+            self.answers.clear()
+            images = len(self.splits.train)
+            self.reporter.note(f"Asking the teacher about {task.augmentation.fixed} views of {images:,} images.")
+            self.answers[size] = ask_teacher(task, self.splits.train, self.execution)
+        return self.answers[size]
 
     def _view_size(self, number: int, epoch: int) -> tuple[int, int]:
         height, width = self.task.augmentation.size

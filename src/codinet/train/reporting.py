@@ -44,6 +44,9 @@ class Reporter:
     def row(self, row: dict[str, Any]) -> None:
         """An epoch is done."""
 
+    def note(self, sentence: str) -> None:
+        """What happens now, if it takes a while."""
+
     def warn(self, sentence: str) -> None:
         """Something the user should know."""
 
@@ -76,6 +79,10 @@ class Reporters(Reporter):
     def row(self, row: dict[str, Any]) -> None:
         for reporter in self.reporters:
             reporter.row(row)
+
+    def note(self, sentence: str) -> None:
+        for reporter in self.reporters:
+            reporter.note(sentence)
 
     def warn(self, sentence: str) -> None:
         for reporter in self.reporters:
@@ -244,6 +251,9 @@ class Console(Reporter):
     def _print(self, cells: list[str], style: str | None = None) -> None:
         line = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
         self.console.print(line, style=style)
+
+    def note(self, sentence: str) -> None:
+        self.console.print(sentence)
 
     def warn(self, sentence: str) -> None:
         self.console.print(f"Warning: {sentence}", style="yellow")

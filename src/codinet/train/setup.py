@@ -33,9 +33,9 @@ from codinet.train import checkpoint
 from codinet.train.budget import BudgetController
 from codinet.train.checkpoint import RunIdentity
 from codinet.train.distributed import World, synchronised
-from codinet.train.extras import Teacher
 from codinet.train.splits import Splits, split_data
 from codinet.train.stages import Stage, stages_of
+from codinet.train.teaching import Teacher
 
 CHECKPOINTS = "checkpoints"
 LOADER = "loader"  # in the environment of a run: "resident" or "stream", where views depend on it

@@ -86,6 +86,7 @@ def augmentation_of(config: RunConfig, dataset: Dataset) -> Augmentation:
         min_area=config.data.min_area if config.data.view == RESIZED else None,
         blank=config.extra.cutout,
         seed=config.seed,
+        fixed=config.extra.teacher_views,
     )
 
 

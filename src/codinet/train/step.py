@@ -25,11 +25,12 @@ from codinet.methods import method_named
 from codinet.methods.method import Method, PathBatch, PathLoss
 from codinet.model import RoutedNetwork, RoutedStep, without_statistics
 from codinet.records import RoutedOutput
+from codinet.train.averaging import Average
 from codinet.train.budget import BudgetController
 from codinet.train.distributed import World
-from codinet.train.extras import Average, Teacher, distillation
 from codinet.train.optimizer import Optimizer
 from codinet.train.stages import Stage
+from codinet.train.teaching import Teacher, distillation
 
 SUMS = (
     *("loss", "classification", "consistency", "diversity", "cost", "decay", "distillation"),
@@ -69,6 +70,7 @@ class Task:
         amp: Whether to compute in bfloat16.
         world: The processes that train.
         teacher: The network to distil from.
+        answers_NVK: What it answers to fixed views of the training images; None: it runs in every step.
     """
 
     model: RoutedNetwork
@@ -80,6 +82,7 @@ class Task:
     amp: bool = False
     world: World = World()  # noqa: RUF009  # immutable
     teacher: Teacher | None = None
+    answers_NVK: torch.Tensor | None = None
 
 
 class Step:
@@ -110,7 +113,10 @@ class Step:
         self.image_L = torch.zeros_like(self.index_L)
         self.epoch = torch.zeros((), dtype=torch.long, device=device)
         self.stem, self.inputs = speed.compile(model.stem), speed.compile(_inputs)
-        self.teacher = self._freeze(teacher) if teacher else None
+        self.look_up, self.teacher = speed.compile(_look_up), None
+        if teacher and task.answers_NVK is None:
+            shape = self.part * self.views, data.images_NCHW.shape[1], *task.augmentation.size
+            self.teacher = teacher_function(teacher, speed, shape, device)
         # Communication between processes cannot be compiled.
         self.loss_of = speed.compile(loss_of) if world.alone else loss_of
         self.lr = torch.zeros((), device=device)
@@ -164,7 +170,7 @@ class Step:
             task.augmentation, self.data, self.index_L[part], self.image_L[part], self.epoch
         )
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if task.amp else nullcontext():
-            teacher_BK = self._teacher_logits(inputs_BCHW)
+            teacher_BK = self._teacher_logits(inputs_BCHW, self.image_L[part])
             greedy = self._greedy_output(inputs_BCHW) if self.stage.greedy else None
             output = self.parallel_model(inputs_BCHW, decide=self.stage.decide, step=self.speed.block, stem=self.stem)
         loss, figures = self.loss_of(
@@ -188,7 +194,9 @@ class Step:
         return figures
 
     @torch.no_grad()
-    def _teacher_logits(self, inputs_BCHW: torch.Tensor) -> torch.Tensor | None:
+    def _teacher_logits(self, inputs_BCHW: torch.Tensor, image_L: torch.Tensor) -> torch.Tensor | None:
+        if self.task.answers_NVK is not None:
+            return self.look_up(self.task.augmentation, self.task.answers_NVK, image_L, self.epoch)
         return None if self.teacher is None else self.teacher(inputs_BCHW)
 
     @torch.no_grad()
@@ -200,18 +208,6 @@ class Step:
         """
         with without_statistics(self.model):
             return self.model(inputs_BCHW, step=self.speed.block)
-
-    def _freeze(self, teacher: Teacher) -> LogitsFn:
-        """The teacher's logits for the images of a step, as a function."""
-        model, fast = teacher.model, None
-        if self.speed.freeze is not None:
-            own = torch.Generator(self.device).manual_seed(0)  # leaves the random numbers of training unchanged
-            shape = self.part * self.views, self.data.images_NCHW.shape[1], *self.task.augmentation.size
-            fast = self.speed.freeze(model, torch.randn(shape, generator=own, device=self.device))
-        if fast is not None:
-            return lambda inputs_BCHW: fast(teacher.prepare(inputs_BCHW))
-        stem = self.speed.compile(model.stem)
-        return lambda inputs_BCHW: model(teacher.prepare(inputs_BCHW), step=self.speed.block, stem=stem).logits_BK
 
     def _add(self, figures: torch.Tensor) -> None:
         finite = figures[: len(_TERMS)].isfinite()
@@ -232,6 +228,25 @@ class Step:
         values = self.sums.tolist()
         steps = max(values[-1], 1.0)
         return {name: value / steps for name, value in zip(SUMS[:-1], values[:-1], strict=True)}
+
+
+def teacher_function(teacher: Teacher, speed: Speed, shape_BCHW: tuple[int, ...], device: torch.device) -> LogitsFn:
+    """Return a function from normalised views of this shape to the teacher's logits."""
+    model, fast = teacher.model, None
+    if speed.freeze is not None:
+        own = torch.Generator(device).manual_seed(0)  # leaves the random numbers of training unchanged
+        fast = speed.freeze(model, torch.randn(shape_BCHW, generator=own, device=device))
+    if fast is not None:
+        return lambda inputs_BCHW: fast(teacher.prepare(inputs_BCHW))
+    stem = speed.compile(model.stem)
+    return lambda inputs_BCHW: model(teacher.prepare(inputs_BCHW), step=speed.block, stem=stem).logits_BK
+
+
+def _look_up(
+    augmentation: Augmentation, answers_NVK: torch.Tensor, image_L: torch.Tensor, epoch: torch.Tensor
+) -> torch.Tensor:
+    """The teacher's logits for the views of an epoch, up to a constant that is added to all of a view."""
+    return answers_NVK[image_L[:, None], augmentation.numbers(epoch, image_L)].flatten(0, 1).float()
 
 
 def _inputs(

@@ -1,67 +1,29 @@
-"""Optional parts of a training: a moving average of the weights, and a teacher to distil from.
+"""Learning from a teacher: its logits for the views of a step, and the loss that compares them with the student's.
 
-Both run inside a captured step, so nothing here waits for the device.
+By default the teacher runs in every step. With fixed views (`--teacher-views`), `answers` runs it once on all of them
+before the training, and a step looks its logits up. Nothing inside a step waits for the device.
 """
 
-import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from codinet.checks import require_number, require_same_place, require_tensor
+from codinet.data.augmentation import Augmentation
+from codinet.data.batches import Resident, Stream
 from codinet.data.dataset import Dataset
+from codinet.data.free_memory import free_bytes
 from codinet.errors import UserError
 from codinet.losses import LARGEST_WEIGHT
-from codinet.model import RoutedNetwork, require_network
+from codinet.model import RoutedNetwork
 from codinet.relaxation import SMALLEST_TAU
 from codinet.run_reader import DataInfo
+from codinet.train.distributed import World
 
-
-class Average:
-    """A moving average of weights and BatchNorm statistics, kept in a second network.
-
-    average ← d·average + (1 − d)·weights, with d = min(decay, (1 + t) / (10 + t)) after t updates, so that the initial
-    weights soon have no influence. `torch.optim.swa_utils.AveragedModel` computes d on the host, which a captured step
-    cannot do.
-
-    Args:
-        model: The network that is trained.
-        decay: The limit of d.
-    """
-
-    def __init__(self, model: RoutedNetwork, decay: float) -> None:
-        require_network(model)
-        require_number("decay", decay, 0, 1, below=True)
-        self.decay = decay
-        self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        self._live, self._mean = _float_tensors(model), _float_tensors(self.model)
-        self.updates = torch.zeros((), device=self._mean[0].device)
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Move the average towards the current weights."""
-        weight = 1 - ((1 + self.updates) / (10 + self.updates)).clamp(max=self.decay)
-        # _foreach_lerp_ with a weight on the device would launch a kernel per tensor.
-        change = torch._foreach_sub(self._live, self._mean)
-        torch._foreach_mul_(change, weight)
-        torch._foreach_add_(self._mean, change)
-        self.updates.add_(1)
-
-    @torch.no_grad()
-    def adopt(self) -> None:
-        """Copy the averaged weights into the trained network."""
-        torch._foreach_copy_(self._live, self._mean)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """The tensors that a checkpoint needs."""
-        return {"updates": self.updates, **{f"model.{name}": each for name, each in self.model.state_dict().items()}}
-
-
-def _float_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters and running statistics, each once, without BatchNorm's integer count of batches."""
-    names = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}  # one name if it is shared
-    tensors = model.state_dict()
-    return [tensors[name] for name in names.values() if tensors[name].is_floating_point()]
+_TABLE_FRACTION = 0.5  # of the free memory that the answers may use
 
 
 class Teacher:
@@ -122,3 +84,59 @@ def distillation(logits_BK: torch.Tensor, teacher_BK: torch.Tensor, *, temperatu
     require_number("temperature", temperature, SMALLEST_TAU, LARGEST_WEIGHT)  # its square is a factor
     student_BK, target_BK = (F.log_softmax(logits / temperature, dim=1) for logits in (logits_BK, teacher_BK))
     return temperature**2 * F.kl_div(student_BK, target_BK, reduction="batchmean", log_target=True)
+
+
+@torch.no_grad()
+def answers(
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    train: Resident | Stream,
+    augmentation: Augmentation,
+    world: World,
+    *,
+    rows: int,
+) -> torch.Tensor:
+    """Return the teacher's log probabilities for every fixed view of every training image.
+
+    The processes divide the images among them, and each gets the result for all.
+
+    Args:
+        logits_of: The teacher's logits for normalised views; gets the same number of views at every call.
+        train: The training images.
+        augmentation: How views are made; `fixed` is the number of views of an image.
+        world: The processes that train.
+        rows: Views that a process computes at a time, rounded to whole images.
+
+    Returns:
+        N×V×K in half precision. The order of the views is that of `Augmentation.numbers`.
+    """
+    views, number = augmentation.fixed, len(train)
+    each = replace(augmentation, views=views)
+    size = max(1, rows // views)
+    window = train.window(size, each)
+    device, at_once = window.labels_N.device, size * world.size
+    # The last batch is filled up with the first images.
+    batches = (torch.arange(-(-number // at_once) * at_once) % number).view(-1, world.size, size)
+    images = batches.to(device)
+    table_NVK = torch.empty(0)
+    for i, index_L in enumerate(train.deliver(batches[:, world.rank])):
+        images_LCHW, _ = window.take(index_L)
+        views_BCHW = each.make_views(images_LCHW, images[i, world.rank], 0, ready=window.views is not None)
+        rows_BK = F.log_softmax(world.gather_rows(logits_of(views_BCHW)).float(), dim=1)
+        if i == 0:
+            shape = number, views, rows_BK.shape[1]
+            table_NVK = world.on_every_rank(partial(_empty_table, shape, device))
+        image_L = images[i].flatten()
+        view_LV = each.numbers(0, image_L)
+        least = torch.finfo(table_NVK.dtype).min
+        table_NVK[image_L[:, None], view_LV] = rows_BK.clamp(min=least).to(table_NVK.dtype).unflatten(0, view_LV.shape)
+    return table_NVK
+
+
+def _empty_table(shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    needed, free = 2 * shape[0] * shape[1] * shape[2], free_bytes(device)
+    if free is not None and needed > _TABLE_FRACTION * free:
+        raise UserError(
+            f"The teacher's answers to {shape[1]} views of {shape[0]:,} images would take {needed / 2**30:.1f} GiB and "
+            f"{device} has {free / 2**30:.1f} GiB free; use a smaller --teacher-views, or 0."
+        )
+    return torch.empty(shape, dtype=torch.float16, device=device)
