@@ -19,7 +19,7 @@ from codinet.cli import main
 from codinet.config import ExtraConfig
 from codinet.data import Dataset, free_memory
 from codinet.data.augmentation import Augmentation
-from codinet.data.batches import Resident, SplitPlacer, Stream
+from codinet.data.batches import Loader, Resident, SplitPlacer, Stream
 from codinet.data.dataset import LazyImages
 from codinet.data.image_folder import load_folder
 from codinet.data.random_crops import cut
@@ -27,7 +27,7 @@ from codinet.errors import UserError
 from codinet.files import load_tensors, save_tensors
 from codinet.model import RoutedNetwork
 from codinet.run_reader import DataInfo
-from codinet.train import checkpoint, teaching
+from codinet.train import accelerate, checkpoint, teaching
 from codinet.train.accelerate import Execution, ask_teacher
 from codinet.train.distributed import World
 from codinet.train.step import LogitsFn, Step, Task
@@ -210,7 +210,7 @@ def test_every_loader_gives_the_answers_to_the_views_of_a_step(
             data, size = load_folder(photos, image_size=24, whole=parts), (24, 24)  # too large to shrink
         assert isinstance(data.train.images_NCHW, LazyImages)
     augmentation = Augmentation(size, 2, flip=True, pad=2, min_area=0.3 if parts else None, blank=3, seed=5, fixed=3)
-    loader = "resident" if kind.endswith("device") else "stream"
+    loader: Loader = "resident" if kind.endswith("device") else "stream"
     placed = SplitPlacer(data, CPU).place(data.train, loader, whole=parts)
     assert isinstance(placed, Stream if loader == "stream" else Resident)
     logits_of = linear(some_weight(10, data.image_shape[0], *size))
@@ -221,6 +221,7 @@ def test_every_loader_gives_the_answers_to_the_views_of_a_step(
     for i, index_L in enumerate(placed.deliver(batches, 6)):
         images, _ = window.take(index_L)
         views_BCHW = augmentation.make_views(images, batches[i], 6, ready=window.views is not None)
+        assert window.views is None or not torch.equal(views_BCHW, images)  # threads leave the blank squares out
         expected_BK = logits_of(views_BCHW).log_softmax(dim=1)
         found_BK = table_NVK[batches[i][:, None], augmentation.numbers(6, batches[i])].flatten(0, 1)
         torch.testing.assert_close(found_BK.float(), expected_BK, rtol=1e-3, atol=1e-3)
@@ -254,6 +255,8 @@ def test_a_table_that_does_not_fit_is_refused(dozen: Resident, monkeypatch: pyte
 
 # Steps
 
+EAGER = Execution(compile=False, amp=False, kernels=False)
+
 
 def taken(task: Task, step: Step) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """The figures of a step of the same kind on some images, and the weights after it."""
@@ -275,7 +278,7 @@ def test_a_step_that_looks_answers_up_is_the_step_that_asks(
     extra = ExtraConfig(teacher="t", distill=0.5, distill_temperature=2.0, cutout=2)
     step = make_step(two_blocks(0), stage=stage, extra=extra, teacher=teacher, accumulate=accumulate)
     asking = replace(step.task, augmentation=replace(step.task.augmentation, fixed=5, seed=3))
-    table_NVK = ask_teacher(asking, dozen, Execution(compile=False, amp=False, kernels=False))
+    table_NVK = ask_teacher(asking, dozen, EAGER)
     asked, asked_weights = taken(asking, step)
 
     teacher.model.register_forward_pre_hook(lambda *_: pytest.fail("the teacher was asked again"))
@@ -286,6 +289,28 @@ def test_a_step_that_looks_answers_up_is_the_step_that_asks(
         torch.testing.assert_close(weight, asked_weights[name], rtol=0, atol=2e-5, msg=name)
     other, _ = taken(replace(asking, answers_NVK=table_NVK.roll(1, dims=1)), step)  # those to other views
     assert other["distillation"] != pytest.approx(asked["distillation"], rel=1e-3)
+
+
+def test_the_teacher_sees_views_with_its_own_statistics_even_if_no_compiler_works(
+    two_blocks: Network, make_step: MakeStep, dozen: Resident, teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make_step(two_blocks(0), extra=ExtraConfig(teacher="t", distill=0.5), teacher=teacher).task
+    task = replace(task, augmentation=PADDED)
+
+    def logits_of(views_BCHW: torch.Tensor) -> torch.Tensor:
+        return teacher.model(teacher.prepare(views_BCHW)).logits_BK
+
+    expected_NVK = answers(logits_of, dozen, PADDED, World(), rows=5)
+    assert torch.equal(ask_teacher(task, dozen, EAGER), expected_NVK)
+    failures = iter([RuntimeError("no compiler"), UserError("no memory")])
+
+    def fail(_execution: Execution) -> None:
+        raise next(failures)
+
+    monkeypatch.setattr(accelerate, "_speed_of", fail)
+    assert torch.equal(ask_teacher(task, dozen, replace(EAGER, compile=True)), expected_NVK)
+    with pytest.raises(UserError, match="no memory"):
+        ask_teacher(task, dozen, replace(EAGER, compile=True))
 
 
 # Several processes
@@ -365,10 +390,12 @@ def test_a_kill_within_an_epoch_leaves_no_trace(
 def test_a_run_whose_views_grow_asks_again_for_each_size(
     photos: Path, tmp_path: Path, life: Life, train_words: Words, assert_same_run: SameRun
 ) -> None:
-    words = ("--arch", "resnet14", "--view", "resized", "--image-size", "40", "--batch", "8")
-    assert main(train_words(tmp_path / "teacher", *words, "--no-routed", "--finetune", "0", source=photos)) == 0
-    words = (*words, "--epochs", "2", "--grow-from", "8")
-    words = (*words, "--teacher", str(tmp_path / "teacher"), "--teacher-views", "3")
+    teacher, recipe = (
+        tmp_path / "teacher",
+        ("--arch", "resnet14", "--view", "resized", "--image-size", "40", "--batch", "8"),
+    )
+    assert main(train_words(teacher, *recipe, "--no-routed", "--finetune", "0", source=photos)) == 0
+    words = (*recipe, "--epochs", "2", "--grow-from", "8", "--teacher", str(teacher), "--teacher-views", "3")
     whole = life(tmp_path / "whole", *words, source=photos)
     assert whole["code"] == 0, whole["said"]
     assert whole["said"].count("Asking the teacher about 3 views of 32 images.") == 2

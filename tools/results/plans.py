@@ -91,7 +91,7 @@ _POINTS = {
         _Point("resnet32", 0.64, "resnet20"),
     ),
 }
-_TEACHER = Overrides(watch="train", cutout=8, views=1, epochs=60)
+_TEACHER = Overrides(watch="train", cutout=8, epochs=50)
 _STARTED = Overrides(watch="train", cutout=8, epochs=100, finetune=10)
 _SCRATCH = Overrides(watch="train", cutout=8, epochs=200, finetune=16)
 _VIEWS = 32  # of an image that the teacher sees
