@@ -8,12 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from codinet.cli import main
 from codinet.config import ExtraConfig
@@ -22,6 +26,7 @@ from codinet.data.augmentation import Augmentation
 from codinet.data.batches import Loader, Resident, SplitPlacer, Stream
 from codinet.data.dataset import LazyImages
 from codinet.data.image_folder import load_folder
+from codinet.data.images import read_views
 from codinet.data.random_crops import cut
 from codinet.errors import UserError
 from codinet.files import load_tensors, save_tensors
@@ -147,11 +152,31 @@ def test_fixed_views_draw_no_random_numbers(images: torch.Tensor, kind: Augmenta
 
 def test_threads_choose_the_parts_that_tensors_are_cut_at(images: torch.Tensor) -> None:
     image_L = torch.tensor([3, 1, 2])
-    chosen = [view for draws_MD in PARTS.draws(7, image_L) for view in PARTS.choose(draws_MD, *images.shape[2:])]
+    chosen = [view for draws_MD in PARTS.draws(7, image_L) for view in PARTS.choose(draws_MD, *images.shape[2:])[:-1]]
     boxes_B4, mirror_B = torch.tensor([box for box, _ in chosen]), torch.tensor([mirror for _, mirror in chosen])
     assert set(mirror_B.tolist()) == {False, True}
     found = cut(images[image_L], boxes_B4, mirror_B, PARTS.size)
     assert torch.equal(found, PARTS.make_views(images[image_L], image_L, 7))
+
+
+def test_a_part_of_a_large_jpeg_does_not_depend_on_those_cut_with_it() -> None:
+    """Such a file is decoded to a fraction, as finely as the views need."""
+    noise = torch.randint(0, 256, (60, 80, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    file = BytesIO()
+    Image.fromarray(noise.numpy()).resize((640, 480)).save(file, "JPEG")
+    every = Augmentation((24, 24), 16, flip=True, min_area=0.05, seed=2, fixed=16)
+    image_L, single = torch.tensor([4]), replace(every, views=1)
+
+    def cut_by(augmentation: Augmentation, epoch: int) -> dict[int, np.ndarray]:
+        (draws_MD,) = augmentation.draws(epoch, image_L)
+        out = np.empty((augmentation.views, 24, 24, 3), np.uint8)
+        read_views(file.getvalue(), partial(augmentation.choose, draws_MD), out)
+        return dict(zip(augmentation.numbers(epoch, image_L)[0].tolist(), out, strict=True))
+
+    together = cut_by(every, 0)
+    for epoch in range(12):
+        for number, view in cut_by(single, epoch).items():
+            assert np.array_equal(view, together[number])
 
 
 # The answers of the teacher

@@ -22,6 +22,7 @@ from codinet.data.random_crops import (
     is_mirrored,
     mirrored,
     placing_draws,
+    smallest_box,
 )
 from codinet.data.views import blank_squares, padded_views, random_views
 
@@ -96,9 +97,13 @@ class Augmentation:
         return hashed_draws(self.seed, view_B, image_L.repeat_interleave(self.views), 1)
 
     def choose(self, draws_MD: Sequence[Sequence[float]], height: int, width: int) -> list[View]:
-        """The views of one image of this size, for `images.read_views`."""
+        """The views of one image of this size, for `images.read_views`.
+
+        With `fixed`, the smallest possible one follows, so that a view does not depend on those that are cut with it.
+        """
         assert self.min_area is not None
-        return [
+        views = [
             (crop_box(draws_D, height, width, min_area=self.min_area), is_mirrored(draws_D, flip=self.flip))
             for draws_D in draws_MD
         ]
+        return [*views, (smallest_box(height, width, min_area=self.min_area), False)] if self.fixed else views

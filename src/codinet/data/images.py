@@ -157,14 +157,15 @@ def read_views(
 
     Args:
         source: A path, or the content of a file.
-        choose: Called with height and width of the upright image; returns the views.
+        choose: Called with height and width of the upright image; returns the views. Views that `out_MHWC` has no
+            room for only make sure that a JPEG file is decoded finely enough for them.
         out_MHWC: A uint8 array for the views. The number of channels is 1 or 3.
     """
     _, height, width, channels = out_MHWC.shape
     try:
         with Quiet():
             pixels_HWC, views, shrink = _decode_for_views(source, choose, (height, width), channels)
-            for out_HWC, (box, mirror) in zip(out_MHWC, views, strict=True):
+            for out_HWC, (box, mirror) in zip(out_MHWC, views, strict=False):
                 top, left = box.top // shrink, box.left // shrink
                 bottom, right = -(-(box.top + box.height) // shrink), -(-(box.left + box.width) // shrink)
                 part_HWC = torch.from_numpy(pixels_HWC[top:bottom, left:right])

@@ -80,6 +80,12 @@ def crop_box(draws_D: Sequence[float], height: int, width: int, *, min_area: flo
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
+def smallest_box(height: int, width: int, *, min_area: float) -> Box:
+    """Return a box with sides that no box of `crop_box` is below, but for rounding."""
+    side = max(1, int(math.sqrt(height * width * min_area * _MIN_RATIO)))
+    return Box(0, 0, min(side, height), min(side, width))
+
+
 def is_mirrored(draws_D: Sequence[float], *, flip: bool) -> bool:
     """Return whether a view is mirrored: half of them, if `flip`."""
     return flip and draws_D[_MIRROR] < 0.5
