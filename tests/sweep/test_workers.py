@@ -116,7 +116,7 @@ def test_dependents_of_a_failed_run_fail_and_all_are_retried(chained: list[Plann
     assert outcome.failures == {
         static.name: "exit code 1: RuntimeError: a bug",
         **{
-            plan.name: f"it starts from {static.name}, which failed"
+            plan.name: f"it depends on {static.name}, which failed"
             for plan in routed
             if plan.depends_on == static.name
         },

@@ -286,7 +286,7 @@ class _Pool:
         self.progress.failed(run, why)
         for other in [other for other in self.waiting if other.depends_on == run.name]:
             self.waiting.remove(other)
-            self._fail(other, f"it starts from {run.name}, which failed")
+            self._fail(other, f"it depends on {run.name}, which failed")
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
