@@ -37,7 +37,7 @@ def adapted(*words: str, images: int = 360, channels: int = 3) -> tuple[RunConfi
     [
         ("resnet32", 3, 0.6, "cifar10-resnet32-065"),
         ("resnet32", 3, 0.4, "cifar10-resnet32-040"),
-        ("resnet110", 3, 0.6, "cifar10-resnet110-056"),
+        ("resnet110", 3, 0.6, "cifar10-resnet110-057"),
         ("resnet32", 1, 0.6, None),
         ("resnet20", 3, 0.6, None),
     ],

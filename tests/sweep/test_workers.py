@@ -116,9 +116,7 @@ def test_dependents_of_a_failed_run_fail_and_all_are_retried(chained: list[Plann
     assert outcome.failures == {
         static.name: "exit code 1: RuntimeError: a bug",
         **{
-            plan.name: f"it depends on {static.name}, which failed"
-            for plan in routed
-            if plan.depends_on == static.name
+            plan.name: f"it depends on {static.name}, which failed" for plan in routed if plan.depends_on == static.name
         },
     }
     assert len(outcome.results) == 3

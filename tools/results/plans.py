@@ -72,58 +72,62 @@ def _paper(source: str) -> list[PlannedRun]:
 
 
 class _Point(NamedTuple):
-    """A routed network on the frontier, and a static one of about the same cost."""
+    """A routed network on the frontier."""
 
     arch: str
     budget: float
-    equal: str
+    equal: str | None  # a static network of about the same cost, unless another point has it
     start: str | None = None  # a network of the zoo, which has been trained already; otherwise from scratch
 
 
 # The most important first.
 _POINTS = {
     "cifar10": (
-        _Point("resnet110", 0.57, "resnet62", start="zoo:cifar10-resnet110-056"),
-        _Point("resnet56", 0.39, "resnet26"),
+        _Point("resnet110", 0.57, "resnet62", start="zoo:cifar10-resnet110-057"),
+        _Point("resnet26", 0.905, "resnet26"),
+        _Point("resnet56", 0.39, None),
     ),
     "cifar100": (
-        _Point("resnet110", 0.47, "resnet56", start="zoo:cifar100-resnet110-047"),
+        _Point("resnet110", 0.47, "resnet56", start="zoo:cifar100-resnet110-047-v2"),
         _Point("resnet32", 0.64, "resnet20"),
     ),
 }
-_TEACHER = Overrides(watch="train", cutout=8, epochs=50)
-_STARTED = Overrides(watch="train", cutout=8, epochs=100, finetune=10)
-_SCRATCH = Overrides(watch="train", cutout=8, epochs=200, finetune=16)
+_LONG = Overrides(watch="train", cutout=8)
+_SCRATCH, _STARTED = 216, 110  # epochs in all
 _VIEWS = 32  # of an image that the teacher sees
 
 
 def _frontier(source: str) -> list[PlannedRun]:
     """Routed networks near the best cost for their accuracy, and static networks of equal cost with the same teacher.
 
+    Stage 2 has half of the epochs and the learning rate of stage 1, which held-out images favour (docs/log.md,
+    2026-11-20).
     Vanilla routing is trained where both start from scratch: the networks of the zoo were trained with the path losses.
     """
 
-    def one(overrides: Overrides, arch: str, method: SweepMethod, budget: float | None = None) -> PlannedRun:
-        grid = Grid((arch,), (method,), budget=() if budget is None else (budget,))
-        (run,) = plan(overrides.apply(best(source)), grid, gpu=True)
-        return run
+    def one(epochs: int, arch: str, method: SweepMethod, budget: float | None = None, **extra: Any) -> PlannedRun:
+        schedule = Overrides(epochs=epochs if budget is None else epochs // 2, finetune=epochs // 2)
+        config = schedule.apply(_LONG.apply(best(source)))
+        if budget is not None:
+            config = replace(config, schedule=replace(config.schedule, finetune_lr=config.schedule.lr))
+        if "start" in extra:  # with the decay that the network was trained with
+            config = replace(config, losses=replace(config.losses, score_decay=1e-4))
+        (run,) = plan(config, Grid((arch,), (method,), budget=() if budget is None else (budget,)), gpu=True)
+        return replace(run, config=_with_extra(run.config, **extra))
 
-    teacher, first, later = one(_TEACHER, "resnet32x4", "static"), [], []
-    whole = (_SCRATCH.epochs or 0) + (_SCRATCH.finetune or 0)
+    def taught(run: PlannedRun) -> PlannedRun:
+        config = _with_extra(run.config, teacher_views=_VIEWS)
+        return replace(run, config=config, depends_on=teacher.name, links=("teacher",))
+
+    teacher, routed, static = one(80, "resnet32x4", "static"), [], []
     for point in _POINTS[source]:
-        run = one(_STARTED if point.start else _SCRATCH, point.arch, "codinet", point.budget)
-        if point.start is not None:  # with the decay that the network was trained with
-            losses = replace(run.config.losses, score_decay=1e-4)
-            run = replace(run, config=_with_extra(replace(run.config, losses=losses), start=point.start))
-        first.append(run)
-        later.append(one(replace(_SCRATCH, epochs=whole), point.equal, "static"))
-        if point.start is None:
-            first.append(one(_SCRATCH, point.arch, "vanilla", point.budget))
-    taught = [
-        replace(run, config=_with_extra(run.config, teacher_views=_VIEWS), depends_on=teacher.name, links=("teacher",))
-        for run in [*first, *reversed(later)]
-    ]
-    return [teacher, *taught]
+        if point.start is not None:
+            routed.append(one(_STARTED, point.arch, "codinet", point.budget, start=point.start))
+        else:
+            routed += [one(_SCRATCH, point.arch, method, point.budget) for method in ("codinet", "vanilla")]
+        if point.equal is not None:
+            static.append(one(_SCRATCH, point.equal, "static"))
+    return [teacher, *map(taught, routed), *map(taught, reversed(static))]
 
 
 def _with_extra(config: RunConfig, **values: Any) -> RunConfig:

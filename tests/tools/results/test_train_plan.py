@@ -48,11 +48,11 @@ def test_the_frontier_learns_from_a_wide_teacher(name: str, tmp_path: Path) -> N
         assert run.depends_on == teacher.name
         assert (extra.teacher, extra.teacher_views) == (str(tmp_path / teacher.name), 32)
         assert extra.start is None or extra.start.startswith("zoo:")
-    # Each routed network has a static one of about its cost, whose schedule is as long.
-    routed = {run.config.network.arch for run in runs if run.config.network.routed}
-    statics = [run for run in runs if not run.config.network.routed]
-    assert len(routed) == len(statics)
-    assert {run.config.schedule.epochs for run in statics} == {216}
+    # Routed and static networks have equally long schedules, where both start from scratch.
+    scratch = [run.config.schedule for run in runs if run.config.extra.start is None]
+    assert {schedule.epochs + (schedule.finetune or 0) for schedule in scratch} == {216}
+    routed = [run.config for run in runs if run.config.network.routed]
+    assert all(config.schedule.finetune_lr == config.schedule.lr for config in routed)
     assert names(without_result([teacher, runs[-1]], [], "results")) == names([teacher, runs[-1]])
 
 
