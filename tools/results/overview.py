@@ -15,6 +15,7 @@ from codinet.sweep.summary import Spread, spread_of
 from tools.results.best_points import ALT, LIMITS, Points, points_table
 from tools.results.columns import Row, budget_of
 from tools.results.paper_tables import METHODS, analysed_table, backbone_name
+from tools.results.recipes import trained_alike
 
 Pair = tuple[Row, Row]  # vanilla routing and CoDiNet with the same settings
 FIGURE, METHODS_FIGURE = "images/results.svg", "images/methods.svg"  # relative to the page
@@ -41,9 +42,11 @@ def overview(rows: Iterable[Row], pairs: Iterable[Pair], points: Points) -> str:
         pairs: All pairs among them.
         points: The points of the figure.
     """
-    routed = [row for row in rows if row.first["method"] in ("vanilla", "codinet") and len(row.runs) >= SEEDS]
+    every = [row for row in rows if row.first["method"] in ("vanilla", "codinet")]
+    routed = [row for row in every if len(row.runs) >= SEEDS]
     counted_pairs = [pair for pair in pairs if all(len(row.runs) >= SEEDS for row in pair)]
-    answers = [text for text in (_against_static(routed), _against_vanilla(counted_pairs), _swapped(routed)) if text]
+    found = _against_static(routed), _trained_alike(every), _against_vanilla(counted_pairs), _swapped(routed)
+    answers = [text for text in found if text]
     data = " and ".join(dict.fromkeys(map(_data_name, routed)))
     text = ""
     if answers:
@@ -81,6 +84,22 @@ def _against_static(routed: Iterable[Row]) -> str:
     text += f"The static networks have {costs} and {seeds} each. They were trained with {trained}."
     unequal = any(_help(row.first) != _help(base.runs[0]) for row, base, _ in compared)
     return text + (" So routing is not the only difference." if unequal else "")
+
+
+def _trained_alike(routed: Iterable[Row]) -> str:
+    """Rows next to a static network with the same teacher, settings and number of epochs, most accurate first."""
+    texts = []
+    for row in sorted(routed, key=lambda row: (_data_name(row), -row.accuracy)):
+        base = row.baseline
+        if base is None or not row.first["config"]["extra"]["teacher"] or not trained_alike(base.runs[0], row.first):
+            continue
+        network = f"{backbone_name(row.first)}, {METHODS[row.first['method']]} at {budget_of(row.first)}"
+        texts.append(
+            f"{network}, has {row.accuracy:.2f} % on {_data_name(row)}, and the static {base.name} "
+            f"{base.accuracy.mean:.2f} % at {base.cost_ratio:.2f} times the MACs"
+        )
+    start = "**With the same teacher, settings and epochs as a static network**, single runs included:"
+    return f"{start} {'; '.join(texts)}." if texts else ""
 
 
 def _against_vanilla(pairs: Sequence[Pair]) -> str:

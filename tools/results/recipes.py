@@ -90,6 +90,12 @@ def count_differences(static: Mapping[str, Any], other: Mapping[str, Any]) -> in
     )
 
 
+def trained_alike(static: Mapping[str, Any], routed: Mapping[str, Any]) -> bool:
+    """Whether a static run had the settings of a routed one, and as many epochs as both of its stages together."""
+    schedule = {**routed["config"]["schedule"], "epochs": routed["epochs"] + routed["finetune"]}
+    return count_differences(static, {**routed, "config": {**routed["config"], "schedule": schedule}}) == 0
+
+
 def _setting(field: str, value: Any) -> str:
     return f"{sum(value)} inner channels" if field == "widths" else f"{field} {_format(value)}"
 

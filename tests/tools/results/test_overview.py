@@ -126,6 +126,29 @@ def test_static_networks_of_the_same_cost(record: Make) -> None:
     assert "not the only difference" not in found
 
 
+def test_static_networks_that_were_trained_alike(record: Make) -> None:
+    """They count with one run, too, if nothing but the routing differs."""
+
+    def taught(epochs: int, **extra: Any) -> Callable[[RunConfig], RunConfig]:
+        def change(config: RunConfig) -> RunConfig:
+            config = trained(teacher="t", distill=0.5, **extra)(config)
+            return replace(config, schedule=replace(config.schedule, epochs=epochs))
+
+        return change
+
+    routed = record(method="codinet", accuracy=93.0, config=taught(200), epochs=200, finetune=16)
+    static = {"method": "static", "macs": 2.4e8, "epochs": 216, "finetune": 0}
+    alike = record(accuracy=94.0, config=taught(216), **static)
+    network, _, _ = alike["tables"]["results"].partition(",")
+    assert answer([routed, alike], "With the same") == (
+        "- **With the same teacher, settings and epochs as a static network**, single runs included: ResNet-110, "
+        f"CoDiNet at {routed['budget']:g}, has 93.00 % on CIFAR-10, and the static {network} 94.00 % at "
+        f"{2.4e8 / routed['macs']:.2f} times the MACs."
+    )
+    for other in (taught(200), taught(216, cutout=8), trained()):
+        assert answer([routed, record(accuracy=94.0, config=other, **static)], "With the same") is None
+
+
 def test_swapped_paths(make_run: Callable[..., Path], analyse: Callable[..., Path]) -> None:
     def made(method: str, budget: float, swapped: float, paths: int) -> list[Record]:
         words = {"method": method, "budget": budget, "accuracy": 94.0, "distinct_paths": paths}
