@@ -7,7 +7,7 @@ from codinet.config import ExtraConfig, RunConfig
 from codinet.errors import UserError
 from codinet.presets import best, demo, paper, quick
 from codinet.sweep import Grid, from_static, plan
-from codinet.sweep.plan import METHODS, Overrides, method_of, plan_rows
+from codinet.sweep.plan import METHODS, Overrides, method_of, plan_rows, with_teacher_views
 
 
 def names(base: RunConfig, grid: Grid) -> list[str]:
@@ -192,3 +192,18 @@ def test_overrides_replace_only_given_values() -> None:
     assert (config.schedule.epochs, config.schedule.finetune) == (3, best("digits").schedule.finetune)
     assert Overrides().apply(config) == config
     assert Overrides(holdout=0, watch="test", image_size=16).apply(RunConfig("x")).data.holdout == 0
+
+
+def test_teachers_of_a_sweep_are_asked_once() -> None:
+    grid = Grid(method=("static", "codinet"), teacher=("none", "static", "a/wide"), budget=(0.5,))
+    found = with_teacher_views(plan(best("digits"), grid), 8)
+    for run in found:
+        taught = run.training_config().extra.teacher is not None
+        assert run.training_config().extra.teacher_views == (8 if taught else 0)
+    assert {method_of(run.config) for run in found if run.config.extra.teacher_views} == {"static", "codinet"}
+    routed = from_static(plan(best("digits"), Grid(budget=(0.5,))))
+    assert [run.config.extra.teacher_views for run in with_teacher_views(routed, 8)] == [0, 8]
+    with pytest.raises(UserError, match="from 2, the --views of a step, to 10000, or 0, got 1"):
+        with_teacher_views(routed, 1)
+    with pytest.raises(UserError, match="requires runs with a teacher; add --teacher or --from-static"):
+        with_teacher_views(plan(best("digits")), 8)

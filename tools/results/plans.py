@@ -19,6 +19,7 @@ from codinet.sweep.plan import (
     method_of,
     plan,
     plan_rows,
+    with_teacher_views,
 )
 from tools.results.record import Record
 
@@ -92,7 +93,6 @@ _POINTS = {
         _Point("resnet32", 0.64, "resnet20"),
     ),
 }
-_LONG = Overrides(watch="train", cutout=8)
 _SCRATCH, _STARTED = 216, 110  # epochs in all
 _VIEWS = 32  # of an image that the teacher sees
 
@@ -101,37 +101,35 @@ def _frontier(source: str) -> list[PlannedRun]:
     """Routed networks near the best cost for their accuracy, and static networks of equal cost with the same teacher.
 
     Stage 2 has half of the epochs and the learning rate of stage 1, which held-out images favour (docs/log.md,
-    2026-11-20).
-    Vanilla routing is trained where both start from scratch: the networks of the zoo were trained with the path losses.
+    2026-11-20). Vanilla routing is trained where both start from scratch, because the networks of the zoo were trained
+    with the path losses.
     """
 
-    def one(epochs: int, arch: str, method: SweepMethod, budget: float | None = None, **extra: Any) -> PlannedRun:
-        schedule = Overrides(epochs=epochs if budget is None else epochs // 2, finetune=epochs // 2)
-        config = schedule.apply(_LONG.apply(best(source)))
+    def one(
+        epochs: int, arch: str, method: SweepMethod, budget: float | None = None, start: str | None = None
+    ) -> PlannedRun:
+        config = Overrides(epochs=epochs, watch="train", cutout=8).apply(best(source))
         if budget is not None:
-            config = replace(config, schedule=replace(config.schedule, finetune_lr=config.schedule.lr))
-        if "start" in extra:  # with the decay that the network was trained with
+            schedule = replace(
+                config.schedule, epochs=epochs // 2, finetune=epochs // 2, finetune_lr=config.schedule.lr
+            )
+            config = replace(config, schedule=schedule)
+        if start is not None:  # with the decay that the network was trained with
             config = replace(config, losses=replace(config.losses, score_decay=1e-4))
-        (run,) = plan(config, Grid((arch,), (method,), budget=() if budget is None else (budget,)), gpu=True)
-        return replace(run, config=_with_extra(run.config, **extra))
-
-    def taught(run: PlannedRun) -> PlannedRun:
-        config = _with_extra(run.config, teacher_views=_VIEWS)
-        return replace(run, config=config, depends_on=teacher.name, links=("teacher",))
+        grid = Grid((arch,), (method,), budget=(budget,) if budget else (), start=(start,) if start else ())
+        (run,) = plan(config, grid, gpu=True)
+        return run
 
     teacher, routed, static = one(80, "resnet32x4", "static"), [], []
     for point in _POINTS[source]:
         if point.start is not None:
-            routed.append(one(_STARTED, point.arch, "codinet", point.budget, start=point.start))
+            routed.append(one(_STARTED, point.arch, "codinet", point.budget, point.start))
         else:
             routed += [one(_SCRATCH, point.arch, method, point.budget) for method in ("codinet", "vanilla")]
         if point.equal is not None:
             static.append(one(_SCRATCH, point.equal, "static"))
-    return [teacher, *map(taught, routed), *map(taught, reversed(static))]
-
-
-def _with_extra(config: RunConfig, **values: Any) -> RunConfig:
-    return replace(config, extra=replace(config.extra, **values))
+    taught = [replace(run, depends_on=teacher.name, links=("teacher",)) for run in (*routed, *reversed(static))]
+    return with_teacher_views([teacher, *taught], _VIEWS)
 
 
 PLANS = {

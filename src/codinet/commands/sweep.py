@@ -13,7 +13,7 @@ from codinet.errors import UserError, unknown
 from codinet.presets import PRESETS
 from codinet.sweep import Grid, Group, PlannedRun, from_static, plan, summarise
 from codinet.sweep import run as run_sweep
-from codinet.sweep.plan import Overrides
+from codinet.sweep.plan import Overrides, with_teacher_views
 from codinet.sweep.summary import Spread, images_of, to_document
 from codinet.sweep.sweep_folder import is_finished
 from codinet.sweep.sweep_progress import ProgressBar
@@ -31,6 +31,8 @@ class Args:
     values."""
     from_static: bool = False
     """The same as --start static --teacher static, also for a table or figure of the paper."""
+    teacher_views: int = 0
+    """Fixed views of each image that teachers see once, before the training; see codinet train --help."""
     out: Path | None = None
     """Folder of the sweep. Default: runs/ and a name made from the source. Repeat the command to continue the sweep."""
     workers: int = 1
@@ -74,6 +76,8 @@ def run(args: Args) -> dict[str, Path]:
         if args.grid.start or args.grid.teacher:
             raise UserError("--from-static is --start static --teacher static; leave it or these flags out.")
         planned = from_static(planned)
+    if args.teacher_views:
+        planned = with_teacher_views(planned, args.teacher_views)
     out = args.out or Path("runs") / _name(args.source)
     _require_readable(args, out, planned)
     try:

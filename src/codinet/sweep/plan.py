@@ -202,6 +202,20 @@ def from_static(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     return _depending(planned, {run.name: _LINKS for run in planned if run.config.network.routed})
 
 
+def with_teacher_views(planned: Sequence[PlannedRun], views: int) -> list[PlannedRun]:
+    """Let every teacher answer for this many fixed views of an image once, before the training (`--teacher-views`)."""
+    runs = []
+    for run in planned:
+        teacher = run.config.extra.teacher or (STATIC if "teacher" in run.links else None)
+        if teacher is not None:
+            resolve(_with_extra(run.config, teacher=teacher, teacher_views=views))  # checks the number
+            run = replace(run, config=_with_extra(run.config, teacher_views=views))
+        runs.append(run)
+    if all(run.config.extra.teacher_views == 0 for run in runs):
+        raise UserError("--teacher-views requires runs with a teacher; add --teacher or --from-static.")
+    return runs
+
+
 def _linked(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     """The plan in which runs with STATIC as start or teacher depend on that run."""
     links, runs = {}, []
